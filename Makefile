@@ -1,0 +1,39 @@
+# One word for each thing that a person does. `make` alone lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+DATA   ?=
+RUN    ?= demo/run
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format clean
+
+help:  ## list the words
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed  ## create .venv and install everything for development
+
+demo: $(VENV)/.installed  ## train a small language model on three islands that share one folder
+	$(BIN)/diloco-blob launch --islands 3 --run $(RUN) --settings workers/demo.toml --export demo/model \
+	    workers/train.py $(if $(DATA),--data $(DATA))
+
+test: $(VENV)/.installed  ## run every test, real servers included
+	$(BIN)/pytest
+
+lint: $(VENV)/.installed  ## ruff, mypy strict, and the import contracts of the layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed  ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the virtual environment, caches and the demo's run
+	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,229 @@
+"""Closing a round: the decision which contributions make the next version, made once and for all.
+
+The record is created only if it is absent, so of any number of aggregators exactly one decides, and whoever comes
+later reads what was decided. It lists contributions by island and number, never by arrival: the same mail gives the
+same close, whoever reads it and in whatever order it came.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from diloco_blob.aggregate.context import Context
+from diloco_blob.aggregate.gather import Candidate, Mail, gather
+from diloco_blob.core.errors import Conflict, Corrupt, NotFound
+from diloco_blob.outer import Work, island_weights
+from diloco_blob.protocol import keys
+from diloco_blob.protocol.heads import Head
+from diloco_blob.protocol.policy import Decision, RoundView, active_islands, decide, has_contributed
+from diloco_blob.protocol.records import (
+    FORMAT,
+    Chosen,
+    Close,
+    Skipped,
+    Watermark,
+    decode,
+    encode,
+    record_digest,
+)
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ClosedRound:
+    """A close as it stands in the store."""
+
+    close: Close
+    digest: str
+    closed_at: float
+    """When the record appeared, by the store's clock."""
+    ours: bool
+    """Whether this pass created it, and so has to merge it."""
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """A round that is not due yet."""
+
+    arrived: tuple[str, ...]
+    waiting_for: tuple[str, ...]
+    look_again_s: float | None
+
+
+def close_round(ctx: Context, head: Head, *, drain: bool = False) -> ClosedRound | OpenRound:
+    """Find the close of the version after `head`, or make it if the round is due.
+
+    Args:
+        ctx: The pass.
+        head: The fragment's newest version.
+        drain: No more contributions will come.
+
+    Raises:
+        Corrupt: A close record is damaged or missing; nothing can go on from there.
+    """
+    found = read_close(ctx, head)
+    if found is not None:
+        return found
+    watermarks = _watermarks(ctx, head)
+    mails = gather(ctx, head, watermarks)
+    decision, waiting_for = _decide(ctx, head, watermarks, mails, drain=drain)
+    ctx.at("close.gathered")
+    arrived = tuple(mail.island for mail in mails if mail.arrived_at is not None)
+    if decision.reason is None:
+        return OpenRound(arrived=arrived, waiting_for=waiting_for, look_again_s=decision.look_again_s)
+    if len(arrived) == 1 and waiting_for:
+        _LOG.warning(
+            "fragment %d version %d: %s is merged alone (%s), without %s",
+            *(head.fragment, head.version + 1, arrived[0], decision.reason, ", ".join(waiting_for)),
+            extra={"run": ctx.store.url, "fragment": head.fragment, "version": head.version + 1},
+        )
+    return _put_close(ctx, head, make_close(ctx, head, watermarks, mails, decision.reason))
+
+
+def read_close(ctx: Context, head: Head) -> ClosedRound | None:
+    """The close of the version after `head`, if somebody made it.
+
+    Raises:
+        Corrupt: It is not readable, or not the one that its name says.
+    """
+    version = head.version + 1
+    try:
+        data, info = ctx.store.get(keys.close(head.fragment, version))
+    except NotFound:
+        return None
+    close = decode(data, Close, run=ctx.run.digest)
+    if (close.fragment, close.version, close.parent) != (head.fragment, version, head.digest):
+        raise Corrupt(f"{info.key} does not describe what follows version {head.version} of this fragment")
+    return ClosedRound(close=close, digest=record_digest(data), closed_at=info.last_modified, ours=False)
+
+
+def _watermarks(ctx: Context, head: Head) -> Mapping[str, Watermark]:
+    """Up to where everybody's contributions are history, as of the head."""
+    if head.commit is None:
+        return {}
+    key = keys.close(head.fragment, head.version)
+    try:
+        data, _ = ctx.store.get(key)
+    except NotFound as error:
+        raise Corrupt(f"{key} is missing, although that version exists: the run was damaged") from error
+    if record_digest(data) != head.commit.close:
+        raise Corrupt(f"{key} is not the record that the commit names")
+    return decode(data, Close, run=ctx.run.digest).watermarks
+
+
+def _decide(
+    ctx: Context, head: Head, watermarks: Mapping[str, Watermark], mails: tuple[Mail, ...], *, drain: bool
+) -> tuple[Decision, tuple[str, ...]]:
+    """Whether the round is due, and which active islands are not there yet."""
+    policy = ctx.run.run.settings.policy
+    arrivals = {mail.island: mail.arrived_at for mail in mails if mail.arrived_at is not None}
+    if not arrivals:
+        return Decision(reason=None), ()  # Nothing to close, whoever might be waited for.
+    joined = {
+        mail.island: at
+        for mail in mails
+        if not has_contributed(mail.mark) and (at := _joined_at(ctx, mail.island)) is not None
+    }
+    now = ctx.store.now()
+    active = active_islands(head_version=head.version, watermarks=watermarks, joined_at=joined, now=now, policy=policy)
+    view = RoundView(
+        now=now,
+        opened_at=head.created_at,
+        arrivals=arrivals,
+        active=active.islands,
+        active_changes_at=active.changes_at,
+    )
+    return decide(view, policy, drain=drain), tuple(sorted(active.islands - arrivals.keys()))
+
+
+def _joined_at(ctx: Context, island: str) -> float | None:
+    try:
+        return ctx.store.head(keys.generation(island, 1)).last_modified
+    except NotFound:
+        return None
+
+
+def make_close(
+    ctx: Context, head: Head, watermarks: Mapping[str, Watermark], mails: tuple[Mail, ...], reason: str
+) -> Close:
+    """The record: pure, but for its write id and the time.
+
+    Args:
+        ctx: The pass.
+        head: What it follows.
+        watermarks: As of the head.
+        mails: What the islands have, by name; at least one of them something mergeable.
+        reason: Why the round is due.
+    """
+    version = head.version + 1
+    candidates = {
+        mail.island: found
+        for mail in mails
+        if (found := [entry for entry in mail.entries if isinstance(entry, Candidate)])
+    }
+    skipped = [entry for mail in mails for entry in mail.entries if isinstance(entry, Skipped)]
+    weights, discount = island_weights(
+        ctx.run.run.settings.merge,
+        [
+            [Work(entry.receipt.tokens, entry.receipt.steps, entry.staleness) for entry in found]
+            for found in candidates.values()
+        ],
+    )
+    return Close(
+        format=FORMAT,
+        run=ctx.run.digest,
+        write_id=ctx.ids.fresh(),
+        fragment=head.fragment,
+        version=version,
+        parent=head.digest,
+        reason=reason,
+        chosen=tuple(
+            _chosen(entry, weight)
+            for found, weight in zip(candidates.values(), weights, strict=True)
+            for entry in found
+        ),
+        skipped=tuple(skipped),
+        watermarks={**watermarks, **{mail.island: _moved(mail, version) for mail in mails if mail.entries}},
+        discount=discount,
+        opened_at=head.created_at,
+        closed_at=ctx.store.now(),
+    )
+
+
+def _chosen(entry: Candidate, weight: float) -> Chosen:
+    receipt = entry.receipt
+    return Chosen(
+        island=receipt.island,
+        seq=receipt.seq,
+        generation=receipt.generation,
+        base_version=receipt.base_version,
+        staleness=entry.staleness,
+        weight=weight,
+        steps=receipt.steps,
+        tokens=receipt.tokens,
+        receipt=entry.digest,
+        parts=receipt.parts,
+    )
+
+
+def _moved(mail: Mail, version: int) -> Watermark:
+    """Past everything that was read; the version moves only if something of it was chosen."""
+    chosen = any(isinstance(entry, Candidate) for entry in mail.entries)
+    return Watermark(seq=mail.entries[-1].seq, version=version if chosen else mail.mark.version)
+
+
+def _put_close(ctx: Context, head: Head, close: Close) -> ClosedRound:
+    data = encode(close)
+    ctx.at("close.before_put")
+    try:
+        info = ctx.store.put(keys.close(close.fragment, close.version), data, if_absent=True)
+    except Conflict:
+        winner = read_close(ctx, head)
+        if winner is None:
+            raise Corrupt(
+                f"the store refused {keys.close(close.fragment, close.version)}, and does not have it"
+            ) from None
+        return winner
+    ctx.at("close.after_put")
+    return ClosedRound(close=close, digest=record_digest(data), closed_at=info.last_modified, ours=True)

@@ -1,0 +1,48 @@
+"""What a pass of the aggregator works with: its injected edges, and the run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from diloco_blob.core.clock import Clock
+from diloco_blob.core.ids import Ids
+from diloco_blob.protocol.heads import RunInfo
+from diloco_blob.store.base import ObjectStore
+
+STEPS = (
+    "head.found",
+    "close.gathered",
+    "close.before_put",
+    "close.after_put",
+    "merge.begin",
+    "merge.fetched",
+    "merge.computed",
+    "params.after_put",
+    "outer.after_put",
+    "update.after_put",
+    "commit.before_put",
+    "commit.after_put",
+)
+"""The moments of a pass at which it may be killed, or another aggregator may overtake it: each is announced."""
+
+
+def pass_on(step: str) -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """One pass over one run.
+
+    Args:
+        store: The run's store.
+        run: Its `run.json`.
+        clock: Measures how long a merge takes; decides nothing.
+        ids: Source of write ids.
+        at: Called with the name of each step of `STEPS` as it is reached: where tests kill or interleave passes.
+    """
+
+    store: ObjectStore
+    run: RunInfo
+    clock: Clock
+    ids: Ids
+    at: Callable[[str], None] = pass_on

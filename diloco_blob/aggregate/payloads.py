@@ -1,0 +1,168 @@
+"""The bytes of a close's contributions: fetched, checked, and kept aside for the merge.
+
+A contribution whose bytes are not what its receipt promised, or not what the layout asks for, is rejected on record
+and the others are merged without it. That must be a property of the bytes, so that every aggregator rejects the
+same: a store that does not answer rejects nobody, it fails the pass.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from tempfile import SpooledTemporaryFile
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from diloco_blob.aggregate.context import Context
+from diloco_blob.aggregate.gather import skip
+from diloco_blob.core.errors import Corrupt, NotFound
+from diloco_blob.core.settings import Codec
+from diloco_blob.protocol.layout import fragment_tensors
+from diloco_blob.protocol.records import Chosen, ObjectRef, Skipped, TensorSpec
+from diloco_blob.store.base import ObjectStore
+from diloco_blob.wire import FloatArray, Layout, codec_for, content_bytes, decode_payload, verified
+
+READ_BYTES = 16 << 20
+"""Of one ranged read."""
+
+MEMORY_BYTES_MAX = 64 << 20
+"""Of payloads kept in memory; beyond, they lie in a temporary file."""
+
+PSEUDO_GRADIENT_ABS_MAX = 1e9
+"""A value beyond is no training progress, and would take the arithmetic that follows out of fp32."""
+
+_CHUNK_BYTES = 128 << 10  # Of the spool: each contribution's stream holds one.
+_HEADER_SLACK_BYTES = 4096
+
+
+def layout_of(specs: Sequence[TensorSpec]) -> Layout:
+    """What the files of a fragment hold, in order."""
+    return [(spec.name, spec.shape) for spec in specs]
+
+
+def read_chunks(store: ObjectStore, ref: ObjectRef) -> Iterator[bytes]:
+    """An object in ranged reads, checked against its digest at the end; memory holds one read.
+
+    Raises:
+        Corrupt: It is not what `ref` says.
+        NotFound: It does not exist.
+    """
+    return verified(_ranges(store, ref), ref.digest)
+
+
+def _ranges(store: ObjectStore, ref: ObjectRef) -> Iterator[bytes]:
+    for start in range(0, ref.size, READ_BYTES):
+        yield store.get_range(ref.key, start, min(READ_BYTES, ref.size - start))
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A contribution whose payload has been checked and lies in the spool."""
+
+    chosen: Chosen
+    start: int
+    size: int
+
+
+class Spool:
+    """The payloads of one merge, compressed as they came, in one temporary file; memory is bounded by a constant."""
+
+    def __init__(self) -> None:
+        self._file = SpooledTemporaryFile(max_size=MEMORY_BYTES_MAX)  # noqa: SIM115 - closed by __exit__
+        self._end = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def keep(self, chunks: Iterator[bytes]) -> tuple[int, int]:
+        """Append; give where it starts and how long it is. What an exception cuts short is overwritten."""
+        start = self._end
+        self._file.seek(start)
+        for chunk in chunks:
+            self._file.write(chunk)
+        self._end = self._file.tell()
+        return start, self._end - start
+
+    def read(self, start: int, size: int) -> Iterator[bytes]:
+        """What was kept, in pieces; several readers may take turns."""
+        position, end = start, start + size
+        while position < end:
+            self._file.seek(position)
+            piece = self._file.read(min(_CHUNK_BYTES, end - position))
+            if not piece:
+                return  # The decoder says what is missing.
+            position += len(piece)
+            yield piece
+
+
+class Payloads:
+    """Fetches and decodes the contributions of one fragment.
+
+    Args:
+        ctx: The pass.
+        fragment: Which fragment; says what a payload must hold.
+        spool: Where they are kept.
+    """
+
+    def __init__(self, ctx: Context, fragment: int, spool: Spool) -> None:
+        self._store = ctx.store
+        self._spool = spool
+        self._layout = layout_of(fragment_tensors(ctx.run.run.tensors, fragment))
+        self._codec = codec_for(ctx.run.run.settings.up)
+        self._bytes_max = payload_bytes_max(self._layout, ctx.run.run.settings.up)
+
+    def fetch(self, chosen: Chosen) -> Fetched | Skipped:
+        """Fetch and check one contribution, or say why it is rejected.
+
+        Raises:
+            Unavailable, Denied: The store did not answer; that is no fault of the contribution.
+        """
+        try:
+            fetched = self._kept(chosen)
+            for name, values in self.decode(fetched):
+                _check_magnitude(name, values)
+        except NotFound:
+            return skip(chosen.island, chosen.seq, "payload missing")
+        except Corrupt as error:
+            return skip(chosen.island, chosen.seq, error.message)
+        return fetched
+
+    def _kept(self, chosen: Chosen) -> Fetched:
+        try:
+            start, size = self._spool.keep(self._checked(chosen))
+        except Corrupt:
+            # Damaged here, or on its way to us? A rejection is for ever: look once more.
+            start, size = self._spool.keep(self._checked(chosen))
+        return Fetched(chosen=chosen, start=start, size=size)
+
+    def _checked(self, chosen: Chosen) -> Iterator[bytes]:
+        if len(chosen.parts) != 1:
+            raise Corrupt(f"parts: {len(chosen.parts)} payload objects, this program merges 1")
+        part = chosen.parts[0]
+        if part.size > self._bytes_max:
+            raise Corrupt(f"size: a payload of {part.size} bytes, at most {self._bytes_max} are expected")
+        found = self._store.head(part.key).size
+        if found != part.size:
+            raise Corrupt(f"size: the payload has {found} bytes, the receipt says {part.size}")
+        return read_chunks(self._store, part)
+
+    def decode(self, fetched: Fetched) -> Iterator[tuple[str, FloatArray]]:
+        """Its tensors, in layout order, one at a time."""
+        return decode_payload(self._spool.read(fetched.start, fetched.size), self._layout, self._codec)
+
+
+def payload_bytes_max(layout: Layout, codec: Codec) -> int:
+    """The most bytes that a payload for this layout can have: zstd's own bound on what does not compress."""
+    content = content_bytes(layout, codec_for(codec)) + _HEADER_SLACK_BYTES
+    return content + (content >> 8) + 1024
+
+
+def _check_magnitude(name: str, values: FloatArray) -> None:
+    largest = float(np.max(np.abs(values), initial=0.0))
+    if largest > PSEUDO_GRADIENT_ABS_MAX:
+        raise Corrupt(f"huge: tensor {name[:80]!r} has a value of {largest:.3g}")

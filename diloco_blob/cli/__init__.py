@@ -1,0 +1,1 @@
+"""The command line: `diloco-blob launch aggregate status verify export`."""

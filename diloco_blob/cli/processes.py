@@ -1,0 +1,255 @@
+"""The processes that `launch` keeps running: start, watch, start again, stop.
+
+Each child has its own session, so that Ctrl-C in a terminal reaches it only through us, and its own log file, to which
+each start appends. A child that dies is started again by the same command: at once if it had lived for a while,
+otherwise after a pause that doubles. It is not started again when that cannot help: exit code 0 (done), exit code 2
+(the words or settings are wrong), or when a newer process has taken its island over. Signals go to process ids that we
+have not reaped yet, so they cannot reach a stranger who got the number later.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+
+from msgspec import Struct
+
+from diloco_blob.core.clock import Clock
+from diloco_blob.core.errors import DilocoError, InvalidSettings
+
+QUICK_S = 10.0
+"""A child that lived shorter than this died quickly."""
+PAUSE_S = 0.5
+"""Before a child that died quickly is started again; doubles each time."""
+PAUSE_MAX_S = 30.0
+POLL_S = 0.1
+TAIL_BYTES = 16_384
+LINE_CHARS_MAX = 600
+
+_GUARD = Path(__file__).with_name("guard.py")
+_FENCED = re.compile(r"\bfenced\b|was started again by another process", re.IGNORECASE)
+"""How `Fenced` looks as the last line of a log: its own words, or its name at the end of a traceback."""
+
+
+class State(Enum):
+    """What a child is doing."""
+
+    RUNNING = "running"
+    PAUSED = "restarting"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Command(Struct, frozen=True):
+    """How a child is started, each time."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    log: Path
+    endless: bool = False
+    """Whether it only ends when told to (an aggregator): an exit code of 0 is then no reason not to start it again."""
+
+
+class Event(Struct, frozen=True):
+    """Something about a child that a person wants to know."""
+
+    name: str
+    text: str
+
+
+class Child:
+    """One process and its successors.
+
+    Args:
+        command: How to start it.
+        clock: Time for pauses.
+        max_restarts: How often it may be started again.
+    """
+
+    def __init__(self, command: Command, clock: Clock, max_restarts: int) -> None:
+        self.command = command
+        self.state = State.PAUSED
+        self.restarts = 0
+        self.failure: DilocoError | None = None
+        self._clock = clock
+        self._max_restarts = max_restarts
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._start_at = 0.0
+        self._quick = 0
+        self._log_offset = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running process; None if there is none."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start the process, its output appended to the log.
+
+        Raises:
+            InvalidSettings: The log cannot be written, or the interpreter cannot be started.
+        """
+        argv = [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), *self.command.argv]
+        try:
+            self.command.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.command.log.open("ab") as log:
+                self._log_offset = log.tell()
+                self._process = subprocess.Popen(  # noqa: S603 - the user's own script is what we are asked to run
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=dict(self.command.env),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise InvalidSettings(
+                f"cannot start {self.command.name} with its log at {self.command.log}: {error.strerror or error}"
+            ) from error
+        self._started_at = self._clock.monotonic()
+        self.state = State.RUNNING
+
+    def poll(self) -> Event | None:
+        """Look after the process: notice its end, start it again when it is time."""
+        if self.state is State.PAUSED and self._clock.monotonic() >= self._start_at:
+            self.start()
+            return Event(self.command.name, f"started again (restart {self.restarts} of {self._max_restarts})")
+        if self.state is not State.RUNNING:
+            return None
+        code = self._reap()
+        return None if code is None else self._ended(code)
+
+    def last_line(self) -> str:
+        """The last line that the newest process wrote to its log; empty if it wrote none."""
+        try:
+            with self.command.log.open("rb") as log:
+                log.seek(0, os.SEEK_END)
+                log.seek(max(self._log_offset, log.tell() - TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1][:LINE_CHARS_MAX] if lines else ""
+
+    def terminate(self) -> None:
+        """Ask the process to stop (SIGTERM); never start it again."""
+        if self._process is not None:
+            # Not Popen.send_signal, which would reap a child that has ended already.
+            os.kill(self._process.pid, signal.SIGTERM)
+        elif self.state is State.PAUSED:
+            self.state = State.STOPPED
+
+    def kill(self) -> None:
+        """End the process and all that it started (SIGKILL to its process group)."""
+        if self._process is not None:
+            _kill_group(self._process.pid)
+
+    def gone(self) -> bool:
+        """After `terminate` or `kill`: whether the process has ended."""
+        if self._process is not None and self._reap() is not None:
+            self.state = State.STOPPED
+        return self._process is None
+
+    def _reap(self) -> int | None:
+        """The exit code if the process has ended; what it left of its process group ends with it."""
+        assert self._process is not None  # noqa: S101 - only called while there is one
+        if hasattr(os, "waitid"):
+            # Look without reaping: until it is reaped its number cannot become anybody else's.
+            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            _kill_group(self._process.pid)
+        code = self._process.poll()
+        if code is not None:
+            self._process = None
+        return code
+
+    def _ended(self, code: int) -> Event:
+        name, line = self.command.name, self.last_line()
+        if code == 0 and not self.command.endless:
+            self.state = State.DONE
+            return Event(name, "done")
+        how = _how(code)
+        said = f": {line}" if line else ""
+        if code == InvalidSettings.exit_code:
+            return self._fail(InvalidSettings(f"{name} {how}{said}", f"log: {self.command.log}"))
+        if code == 1 and _FENCED.search(line):
+            return self._fail(
+                DilocoError(f"{name} was taken over by a newer process{said}", f"log: {self.command.log}")
+            )
+        if self.restarts >= self._max_restarts:
+            return self._fail(
+                DilocoError(
+                    f"{name} {how}, after {self.restarts} restarts{said}",
+                    f"log: {self.command.log}; --max-restarts allows more",
+                )
+            )
+        now = self._clock.monotonic()
+        self._quick = self._quick + 1 if now - self._started_at < QUICK_S else 0
+        pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** (self._quick - 1)) if self._quick else 0.0
+        self.restarts += 1
+        self._start_at = now + pause
+        self.state = State.PAUSED
+        again = f"again in {pause:.1f} s" if pause else "again at once"
+        return Event(name, f"{how}, {again}{said}")
+
+    def _fail(self, failure: DilocoError) -> Event:
+        self.state = State.FAILED
+        self.failure = failure
+        return Event(self.command.name, failure.message)
+
+
+def stop_all(
+    children: Sequence[Child], clock: Clock, grace_s: float, hurry: Callable[[], bool] = lambda: False
+) -> list[str]:
+    """Stop every child: SIGTERM to all, time to finish, SIGKILL to those that are left.
+
+    Args:
+        children: Whom.
+        clock: Time.
+        grace_s: How long they have between the two.
+        hurry: Whether to wait no longer; asked again and again.
+
+    Returns:
+        Names of those that had to be killed.
+    """
+    for child in children:
+        child.terminate()
+    until = clock.monotonic() + grace_s
+    left = _still_there(children)
+    while left and clock.monotonic() < until and not hurry():
+        clock.sleep(POLL_S)
+        left = _still_there(left)
+    for child in left:
+        child.kill()
+    killed = [child.command.name for child in left]
+    while left:
+        clock.sleep(POLL_S)
+        left = _still_there(left)
+    return killed
+
+
+def _still_there(children: Sequence[Child]) -> list[Child]:
+    return [child for child in children if not child.gone()]
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _kill_group(pid: int) -> None:
+    # Nobody may be left in the group; macOS answers EPERM for a group of zombies.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""Identifiers, errors, clock, limits and settings: the vocabulary that every layer shares."""

@@ -1,0 +1,221 @@
+"""Settings of a run: what they are called, what they may be, where they are read.
+
+Written by hand as TOML, kept in `run.json` as JSON, immutable once the run exists. Unknown keys are refused,
+there are no aliases, and every field says what it does. Defaults are DiLoCo's (arXiv 2311.08105);
+`preset(name)` gives the others.
+"""
+
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from diloco_blob.core.errors import InvalidSettings
+from diloco_blob.core.limits import FRAGMENTS_MAX
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0.0)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+PRESETS = ("diloco", "local-sgd", "fedavg", "streaming-diloco", "decoupled-diloco")
+
+
+class Sync(Struct, frozen=True, forbid_unknown_fields=True):
+    """When an island sends, and how it takes a new version."""
+
+    sync_every: Positive = 500
+    """Inner steps between two contributions to one fragment (H)."""
+    num_fragments: Annotated[int, Meta(ge=1, le=FRAGMENTS_MAX)] = 1
+    """Parts of the model that are exchanged separately (P); balanced by size."""
+    overlap: NonNegative = 0
+    """0: wait after sending until the new version is there. τ ≥ 1: never wait; take a version at the first
+    step boundary, at least τ steps after the last send of its fragment, at which it has arrived. `overwrite`
+    and `mix` take none later than half of `sync_every` after it, but right after the next send."""
+    adopt: Literal["overwrite", "mix", "carry"] = "overwrite"
+    """How a new version is taken. overwrite: local ← new. mix: local ← α·local + (1−α)·new. carry: keep all
+    progress that `new` does not contain."""
+    mix_alpha: Fraction = 0.5
+    """α of `mix`; Streaming DiLoCo (arXiv 2501.18512) uses 0.5."""
+    max_in_flight: Positive = 2
+    """Contributions to one fragment that may be unsent before training waits; bounds the host memory."""
+    pause_after: Positive = 10
+    """Rounds (deadlines) without a new version after which an island pauses, loudly."""
+
+
+class Codec(Struct, frozen=True, forbid_unknown_fields=True):
+    """How tensors become bytes in one direction."""
+
+    name: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
+    """Bits per value: 32, 16, 8 or 4; the integers block-wise with one fp32 scale a block."""
+    block: Annotated[int, Meta(ge=8, le=65536)] = 256
+    """Values that share a scale (int8, int4)."""
+    error_feedback: bool = False
+    """Add what coding lost to the next tensor that is coded."""
+    decay: Fraction = 1.0
+    """β of the error feedback: the residual is multiplied by it each time."""
+
+
+class Merge(Struct, frozen=True, forbid_unknown_fields=True):
+    """How contributions become one pseudo-gradient."""
+
+    rule: Literal["mean", "rda"] = "mean"
+    """mean: weighted mean. rda: radial-directional averaging per tensor, embeddings by mean (arXiv 2604.21428,
+    App. D.2)."""
+    weights: Literal["tokens", "tokens2_per_step", "uniform"] = "tokens"
+    """Weight of a contribution before staleness: c_tokens, c_tokens²/c_steps, or 1."""
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    """Factor for staleness s. constant: 1. polynomial: (1+s)^−a. hinge: 1 if s ≤ b, else 1/(a·(s−b)+1)."""
+    staleness_a: Annotated[float, Meta(ge=0.0)] = 0.5
+    """a of polynomial and hinge."""
+    staleness_b: Annotated[float, Meta(ge=0.0)] = 1.0
+    """b of hinge."""
+    discount: bool = False
+    """Also multiply the whole step by Σ(weight·factor)/Σ weight, so that a round of only stale work moves
+    less. Recorded."""
+
+
+class Outer(Struct, frozen=True, forbid_unknown_fields=True):
+    """The outer optimizer: how the merged pseudo-gradient changes the global weights."""
+
+    optimizer: Literal["sgd", "nesterov"] = "nesterov"
+    """Both keep buf ← μ·buf + Δ; sgd steps lr·buf, nesterov lr·(Δ + μ·buf)."""
+    lr: Annotated[float, Meta(gt=0.0)] = 0.7
+    """Outer learning rate."""
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
+    """μ."""
+
+
+class Policy(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a round is closed. All times by the store's clock."""
+
+    islands: NonNegative = 0
+    """Islands that are expected; 0 if nobody knows. Only used to choose `quorum` when that is 0."""
+    quorum: NonNegative = 0
+    """Islands that must have contributed before grace starts. 0: the majority of `islands`; 1 if nobody knows them."""
+    grace_s: Seconds = 10.0
+    """How long a round stays open after the quorum is there."""
+    deadline_s: Annotated[float, Meta(gt=0.0)] = 600.0
+    """How long after the last version a round is closed with whatever arrived; but not within `grace_s` of the first
+    `min_contributions` arrivals: a round that nobody could reach in time is not closed by its first arrival alone."""
+    min_contributions: Positive = 1
+    """Islands that must have contributed for the deadline to close a round."""
+    active_versions: Positive = 3
+    """An island is active, and waited for, if it contributed to one of this many last versions."""
+    max_staleness: NonNegative = 10
+    """A contribution staler than this is skipped, with the reason on record."""
+    takeover_s: Seconds = 60.0
+    """After this long without a commit, any aggregator merges what another one closed."""
+
+    @property
+    def quorum_or_majority(self) -> int:
+        """`quorum`, or where that is 0 the majority of `islands`, at least 1."""
+        return self.quorum or self.islands // 2 + 1
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """All settings of a run."""
+
+    sync: Sync = Sync()
+    up: Codec = Codec()
+    down: Codec = Codec()
+    merge: Merge = Merge()
+    outer: Outer = Outer()
+    policy: Policy = Policy()
+
+    def __post_init__(self) -> None:
+        if self.sync.overlap >= self.sync.sync_every:
+            raise ValueError(
+                f"sync.overlap ({self.sync.overlap}) must be smaller than sync.sync_every ({self.sync.sync_every})"
+            )
+        if 0 < self.policy.islands < self.policy.quorum:
+            raise ValueError(
+                f"policy.quorum ({self.policy.quorum}) cannot exceed policy.islands ({self.policy.islands})"
+            )
+        if self.policy.grace_s > self.policy.deadline_s:
+            raise ValueError(
+                f"policy.grace_s ({self.policy.grace_s}) cannot exceed policy.deadline_s ({self.policy.deadline_s})"
+            )
+        if self.sync.overlap == 0 and self.sync.adopt == "mix":
+            raise ValueError("sync.adopt = 'mix' needs sync.overlap ≥ 1: without overlap there is nothing to mix")
+
+    def resolved(self, islands: int = 0) -> "Settings":
+        """These settings as `run.json` keeps them: `policy.islands` and `policy.quorum` filled in where they are 0."""
+        known = self.policy.islands or islands
+        policy = msgspec.structs.replace(self.policy, islands=known)
+        return msgspec.structs.replace(self, policy=msgspec.structs.replace(policy, quorum=policy.quorum_or_majority))
+
+
+def preset(name: str) -> Settings:
+    """The settings of a published method, by its name (see `PRESETS`).
+
+    Raises:
+        InvalidSettings: There is no preset of this name.
+    """
+    if name not in PRESETS:
+        raise InvalidSettings(f"no preset {name!r}", f"choose one of {', '.join(PRESETS)}, or give a .toml file")
+    file = resources.files("diloco_blob.core").joinpath("presets", f"{name}.toml")
+    return parse_settings(file.read_text(), source=f"preset {name}")
+
+
+def load_settings(source: str | Path | None) -> Settings:
+    """Read settings from a TOML file or a preset's name; None gives the defaults.
+
+    Raises:
+        InvalidSettings: No such file or preset, not TOML, an unknown key, or a value that is not allowed.
+    """
+    if source is None:
+        return Settings()
+    path = Path(source)
+    if path.suffix != ".toml":
+        return preset(str(source))
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise InvalidSettings(f"cannot read settings {source}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSettings(f"settings {source} are not UTF-8 text") from error
+    return parse_settings(text, source=str(source))
+
+
+def parse_settings(text: str, *, source: str) -> Settings:
+    """Parse TOML into `Settings`; `source` names it in errors.
+
+    Raises:
+        InvalidSettings: Not TOML, an unknown key, or a value that is not allowed.
+    """
+    try:
+        return msgspec.toml.decode(text, type=Settings)
+    except msgspec.ValidationError as error:
+        raise InvalidSettings(f"{source}: {error}", "docs/settings.md lists every setting") from error
+    except msgspec.DecodeError as error:
+        raise InvalidSettings(f"{source} is not valid TOML: {error}") from error
+
+
+def conflicts(run: Settings, given: Settings) -> list[str]:
+    """How `given` contradicts an existing run's settings; what `given` leaves open (0) contradicts nothing.
+
+    The number of islands is never a conflict: islands come and go.
+    """
+    policy = msgspec.structs.replace(
+        given.policy, islands=run.policy.islands, quorum=given.policy.quorum or run.policy.quorum
+    )
+    return differences(run, msgspec.structs.replace(given, policy=policy))
+
+
+def differences(old: Settings, new: Settings) -> list[str]:
+    """The settings that differ, each as `path: old → new`; empty if none."""
+    flat_old, flat_new = dict(_flat(old)), dict(_flat(new))
+    return [f"{key}: {flat_old[key]} → {flat_new[key]}" for key in flat_old if flat_old[key] != flat_new[key]]
+
+
+def _flat(settings: Struct, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if isinstance(value, Struct):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

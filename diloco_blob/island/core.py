@@ -1,0 +1,439 @@
+"""The island itself, on arrays: what happens at each step boundary, in which order, and what it waits for.
+
+At a step boundary: count; wait while too much is unsent; snapshot what is due and hand it to the outbox;
+without overlap wait for the version that follows; take what has arrived. The order is written once, as a
+generator that yields whenever it cannot go on, so that a training loop can block on it and a simulation can
+interleave it with everything else.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import SupportsFloat
+
+import msgspec
+
+from diloco_blob.core.clock import Clock
+from diloco_blob.core.errors import InvalidSettings
+from diloco_blob.core.ids import Ids
+from diloco_blob.core.limits import CURSOR_CHARS_MAX
+from diloco_blob.island.arrays import subset
+from diloco_blob.island.checkpoint import Checkpoint, CheckpointState, FragmentState, save_checkpoint
+from diloco_blob.island.inbox import Inbox, poll_bounds
+from diloco_blob.island.joining import IslandOptions, Joined, join_run
+from diloco_blob.island.outbox import Outbox, ignore
+from diloco_blob.island.port import ModelPort
+from diloco_blob.island.pumps import Driver
+from diloco_blob.island.reporter import Evals, Reporter, earlier_status
+from diloco_blob.island.trajectory import Contribution, Trajectory
+from diloco_blob.protocol.layout import fragment_tensors, offsets
+from diloco_blob.protocol.records import FORMAT, Eval, IslandStatus
+from diloco_blob.store import RetryingStore
+from diloco_blob.wire import ErrorFeedback
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_EVERY_S = 30.0
+"""Shortest time between two local checkpoints of an island that does not wait for its exchanges."""
+
+_TICK_S = 1.0
+"""Longest sleep while waiting, so that limits are looked at."""
+
+
+@dataclass
+class IslandCore:
+    """One island: see the module's docstring. Made by `start`."""
+
+    store: RetryingStore
+    port: ModelPort
+    options: IslandOptions
+    clock: Clock
+    ids: Ids
+    driver: Driver
+    joined: Joined
+    at: Callable[[str], None] = ignore
+    state: str = "starting"
+    message: str = ""
+    loss: SupportsFloat | None = None
+    """Of the last step; a tensor is read only when somebody wants to see it."""
+    wait_s: float = 0.0
+    train_s: float = 0.0
+    staleness: int = 0
+    evals: Evals = field(default_factory=Evals)
+
+    def __post_init__(self) -> None:
+        joined, settings = self.joined, self.joined.run.run.settings
+        self.run = joined.run
+        self.membership = joined.membership
+        self.sync = settings.sync
+        self.trajectories: list[Trajectory] = joined.trajectories
+        self.steps, self.tokens, self.cursor = joined.steps, joined.tokens, joined.cursor
+        self._offsets = offsets(self.sync.num_fragments, self.sync.sync_every)
+        self._names = [
+            [spec.name for spec in fragment_tensors(self.run.run.tensors, p)] for p in range(self.sync.num_fragments)
+        ]
+        self._sent_at_step = [self.steps - self.sync.overlap] * self.sync.num_fragments
+        self._watermarks = [0] * self.sync.num_fragments
+        self._finished = False
+        now = self.clock.monotonic()
+        self._boundary = self._checkpointed = self._started = now
+        self._tokens_before = self.tokens
+        self._last_arrival = now
+        self._first_unmerged: float | None = None
+        feedback = {
+            p: ErrorFeedback(settings.up, {name: joined.residuals[name] for name in names if name in joined.residuals})
+            for p, names in enumerate(self._names)
+        }
+        self.outbox = Outbox(
+            store=self.store,
+            membership=self.membership,
+            clock=self.clock,
+            ids=self.ids,
+            next_seq=dict(joined.next_seq),
+            feedback=feedback,
+            at=self.at,
+            on_sent=self._on_sent,
+        )
+        self.inbox = Inbox(store=self.store, run=self.run, island=self.membership.name, clock=self.clock, ids=self.ids)
+        for trajectory in self.trajectories:
+            self.inbox.start(trajectory.fragment, trajectory.version, trajectory.mirror)
+        self._before = earlier_status(self.store, self.membership.name, self.run.digest)
+        if self._before is not None:
+            self.evals = Evals(self._before.first_eval, self._before.last_eval)
+        self.reporter = Reporter(store=self.store, clock=self.clock, status=self.status)
+
+    @property
+    def version(self) -> int:
+        """Lowest adopted version over the fragments."""
+        return min(trajectory.version for trajectory in self.trajectories)
+
+    def begin(self) -> Iterator[str]:
+        """Start the pumps and do the exchange that the checkpoint says was due, if any."""
+        self.driver.start([self.outbox.pump, self.inbox.pump, self.reporter.pump])
+        self.state = "training"
+        if self.joined.due:
+            yield from self._exchange(self.joined.due, sent=self.joined.sent)
+        self._boundary = self.clock.monotonic()
+
+    def after_step(self, tokens: int, *, loss: SupportsFloat | None = None, cursor: str = "") -> Iterator[str]:
+        """Everything between two inner steps; yields the reason each time it has to wait.
+
+        Args:
+            tokens: In the step just done.
+            loss: For people.
+            cursor: Where the data stream is after this step; found again after a restart.
+
+        Raises:
+            InvalidSettings: A figure that cannot be put on record.
+        """
+        if self._finished:
+            raise InvalidSettings("this island has finished", "call step() before finish()")
+        if tokens < 1:
+            raise InvalidSettings(
+                f"an inner step of {tokens} tokens", "give step() the tokens of the batch, at least 1"
+            )
+        if len(cursor) > CURSOR_CHARS_MAX:
+            raise InvalidSettings(f"a cursor of {len(cursor)} characters", f"keep it within {CURSOR_CHARS_MAX}")
+        now = self.clock.monotonic()
+        seconds = now - self._boundary
+        self.train_s += seconds
+        self.steps += 1
+        self.tokens += tokens
+        self.cursor = cursor
+        if loss is not None:
+            self.loss = loss
+        for trajectory in self.trajectories:
+            trajectory.count(tokens, seconds)
+        due = [p for p, offset in enumerate(self._offsets) if (self.steps - offset) % self.sync.sync_every == 0]
+        self.driver.check()
+        yield from self._exchange(due)
+        self._boundary = self.clock.monotonic()
+
+    def finish(self) -> Iterator[str]:
+        """Send what is left, wait until it is history, and take the newest version everywhere.
+
+        Gives up waiting, with a warning, when no aggregator has answered within a deadline and a take-over.
+        """
+        if self._finished:
+            return
+        self.state = "finishing"
+        rest = [trajectory.fragment for trajectory in self.trajectories if trajectory.steps > 0]
+        yield from self._send(rest)
+        yield from self._until(lambda: self.outbox.unsent() == 0, "the last contributions are being sent")
+        limit = self.clock.monotonic() + self._patience_s()
+        merged = yield from self._until(self._all_history, "the last contributions are being merged", limit=limit)
+        if not merged:
+            log.warning(
+                "island %s: nothing has merged its last contributions yet; they count as soon as an aggregator runs",
+                self.membership.name,
+            )
+        for trajectory in self.trajectories:
+            self._take_whole(trajectory)
+        self._finished = True
+        self.state = "done"
+
+    def end(self, state: str, message: str = "") -> None:
+        """Stop the pumps and say how it ended."""
+        try:
+            self.driver.stop()
+        finally:
+            self.state, self.message = state, message
+            self.reporter.write()
+
+    def record_eval(self, loss: float, bits_per_byte: float, sample: str = "") -> None:
+        """Remember a held-out evaluation for people."""
+        self.evals.record(
+            Eval(
+                step=self.steps,
+                version=self.version,
+                loss=loss,
+                bits_per_byte=bits_per_byte,
+                sample=sample[:CURSOR_CHARS_MAX],
+            )
+        )
+
+    def status(self) -> IslandStatus:
+        """The island's figures as of now."""
+        usage, before = self.store.meter.usage(), self._before
+        elapsed = self.clock.monotonic() - self._started
+        newest = [self.inbox.version(p) for p in range(self.sync.num_fragments)]
+        return IslandStatus(
+            format=FORMAT,
+            run=self.run.digest,
+            island=self.membership.name,
+            generation=self.membership.generation,
+            state=self.state,
+            steps=self.steps,
+            tokens=self.tokens,
+            version=self.version,
+            versions_behind=max(0, min(newest) - self.version),
+            loss=None if self.loss is None else float(self.loss),
+            tokens_per_s=(self.tokens - self._tokens_before) / elapsed if elapsed > 0 else 0.0,
+            staleness=self.staleness,
+            requests=usage.requests + (before.requests if before else 0),
+            requests_by_class={
+                name: getattr(usage, name) + (before.requests_by_class.get(name, 0) if before else 0)
+                for name in ("gets", "heads", "puts", "lists", "deletes")
+            },
+            bytes_up=usage.bytes_up + (before.bytes_up if before else 0),
+            bytes_down=usage.bytes_down + (before.bytes_down if before else 0),
+            wait_s=self.wait_s + (before.wait_s if before else 0.0),
+            train_s=self.train_s + (before.train_s if before else 0.0),
+            written_at=self.store.now(),
+            first_eval=self.evals.first,
+            last_eval=self.evals.last,
+            message=self.message,
+        )
+
+    # ---- the exchange -------------------------------------------------------------------------------------------
+
+    def _exchange(self, due: Sequence[int], sent: frozenset[int] = frozenset()) -> Iterator[str]:
+        bases = [self.trajectories[p].version for p in due]
+        yield from self._send(due, sent)
+        if self.sync.overlap == 0 and due:
+            yield from self._until(lambda: self.outbox.unsent() == 0, "contributions are being sent")
+            limit = self.clock.monotonic() + self._patience_s()
+            yield from self._until(
+                lambda: all(self.inbox.version(p) > base for p, base in zip(due, bases, strict=True)),
+                "the next version is being made",
+                limit=limit,
+            )
+        self._adopt_arrived(due)
+        if self._abandoned():
+            log.error(
+                "island %s pauses: no version for %d deadlines; is an aggregator running?",
+                self.membership.name,
+                self.sync.pause_after,
+            )
+            yield from self._until(lambda: not self._abandoned(), "no aggregator answers", state="paused")
+            log.warning("island %s goes on: a new version is there", self.membership.name)
+            self._adopt_arrived(due)
+
+    def _send(self, due: Sequence[int], sent: frozenset[int] = frozenset()) -> Iterator[str]:
+        """Snapshot what is due and hand it to the outbox."""
+        if not due:
+            return
+        yield from self._until(
+            lambda: all(self.outbox.unsent(p) < self.sync.max_in_flight for p in due),
+            "earlier contributions are not sent yet",
+        )
+        checkpoint = self._checkpoint(due)
+        contributions = [
+            self.trajectories[p].take(
+                self.port.read(self._names[p]),
+                step_to=self.steps,
+                tokens_to=self.tokens,
+                cursor=self.cursor,
+                keep_end=self.sync.adopt == "carry",
+            )
+            for p in due
+        ]
+        for p in due:
+            self._sent_at_step[p] = self.steps
+        self.outbox.submit(contributions, before=checkpoint, sent=sent)
+        self.driver.wake()
+
+    def _may_adopt(self, fragment: int, due: Sequence[int]) -> bool:
+        """Whether a version may be taken at this boundary without throwing away much that was not sent.
+
+        `overwrite` and `mix` give up (part of) the progress since the mark. Right after sending there is none. With
+        overlap they also take a version later, from `overlap` steps to half an interval after sending: whatever comes
+        later waits for the next send, so that a slow island keeps its work however fast the others make versions.
+        `carry` loses nothing at any time.
+        """
+        since = self.steps - self._sent_at_step[fragment]
+        if self.sync.overlap == 0:
+            return fragment in due
+        if self.sync.adopt == "carry":
+            return since >= self.sync.overlap
+        window = max(self.sync.overlap, self.sync.sync_every // 2)
+        return fragment in due or self.sync.overlap <= since <= window
+
+    def _adopt_arrived(self, due: Sequence[int]) -> None:
+        for p, trajectory in enumerate(self.trajectories):
+            arrival = self.inbox.take(p) if self._may_adopt(p, due) else None
+            if arrival is None:
+                continue
+            self.at("adopt")
+            local = self.port.read(self._names[p])
+            adopted = trajectory.adopt(local, arrival.weights, arrival.version, arrival.watermark, self.sync)
+            self.port.write(adopted)
+            self._noted(p, arrival.watermark, arrival.staleness)
+
+    def _take_whole(self, trajectory: Trajectory) -> None:
+        """Take the newest version as it is, however versions are adopted while training goes on."""
+        arrival = self.inbox.take(trajectory.fragment)
+        if arrival is None:
+            self.port.write(trajectory.mirror)
+            return
+        overwrite = msgspec.structs.replace(self.sync, adopt="overwrite")
+        local = self.port.read(self._names[trajectory.fragment])
+        self.port.write(trajectory.adopt(local, arrival.weights, arrival.version, arrival.watermark, overwrite))
+        self._noted(trajectory.fragment, arrival.watermark, arrival.staleness)
+
+    def _noted(self, fragment: int, watermark: int, staleness: int | None) -> None:
+        self._watermarks[fragment] = watermark
+        self._last_arrival = self.clock.monotonic()
+        if staleness is not None:
+            self.staleness = staleness
+        if not any(t.unmerged(self._watermarks[t.fragment]) for t in self.trajectories):
+            self._first_unmerged = None
+
+    def _on_sent(self, contribution: Contribution) -> None:
+        if self._first_unmerged is None:
+            self._first_unmerged = self.clock.monotonic()
+        self.inbox.expect(contribution.fragment)
+        self.driver.wake()
+
+    # ---- waiting ------------------------------------------------------------------------------------------------
+
+    def _until(
+        self, done: Callable[[], bool], reason: str, *, limit: float | None = None, state: str = "waiting"
+    ) -> Generator[str, None, bool]:
+        """Yield until `done`, or past `limit` by this machine's clock; its value says whether it is done."""
+        if done():
+            return True
+        before, self.state = self.state, state
+        started = self.clock.monotonic()
+        try:
+            while not done():
+                if limit is not None and self.clock.monotonic() >= limit:
+                    return False
+                yield reason
+        finally:
+            self.wait_s += self.clock.monotonic() - started
+            self.state = before
+        return True
+
+    def block(self, waiting: Iterator[str]) -> None:
+        """Run a generator of this class to its end, sleeping whenever it has to wait."""
+        for _ in waiting:
+            self.driver.wait(_TICK_S)
+
+    def _patience_s(self) -> float:
+        """How long a version can take after sending if an aggregator lives: deadline, take-over, a few polls."""
+        policy = self.run.run.settings.policy
+        _, longest = poll_bounds(policy.deadline_s)
+        return policy.deadline_s + policy.takeover_s + 4 * longest
+
+    def _abandoned(self) -> bool:
+        """Whether contributions have waited for `pause_after` deadlines without any new version."""
+        if self._first_unmerged is None or any(self.inbox.arrival(t.fragment) for t in self.trajectories):
+            return False
+        since = max(self._first_unmerged, self._last_arrival)
+        return self.clock.monotonic() - since > self.sync.pause_after * self.run.run.settings.policy.deadline_s
+
+    def _all_history(self) -> bool:
+        for trajectory in self.trajectories:
+            arrival = self.inbox.arrival(trajectory.fragment)
+            watermark = arrival.watermark if arrival else self._watermarks[trajectory.fragment]
+            if trajectory.unmerged(watermark):
+                return False
+        return True
+
+    # ---- the local checkpoint -----------------------------------------------------------------------------------
+
+    def _checkpoint(self, due: Sequence[int]) -> Callable[[Outbox], None] | None:
+        """Capture everything now; what is returned writes it once all earlier contributions are sent."""
+        directory = self.options.checkpoint_dir
+        now = self.clock.monotonic()
+        if directory is None or (self.sync.overlap > 0 and now - self._checkpointed < CHECKPOINT_EVERY_S):
+            return None
+        self._checkpointed = now
+        port_arrays, port_state = self.port.capture()
+        arrays = {f"port/{name}": array for name, array in port_arrays.items()}
+        for p, trajectory in enumerate(self.trajectories):
+            arrays |= {f"local/{name}": array for name, array in self.port.read(self._names[p]).items()}
+            arrays |= {f"mark/{name}": array for name, array in subset(trajectory.mark, self._names[p]).items()}
+            arrays |= {f"mirror/{name}": array for name, array in trajectory.mirror.items()}
+        flights = [[(item, item.end) for item in trajectory.in_flight] for trajectory in self.trajectories]
+        counters = [
+            partial(FragmentState, version=t.version, steps=t.steps, tokens=t.tokens, train_s=t.train_s)
+            for t in self.trajectories
+        ]
+        state = partial(
+            CheckpointState,
+            run=self.run.digest,
+            island=self.membership.name,
+            steps=self.steps,
+            tokens=self.tokens,
+            cursor=self.cursor,
+            due=tuple(due),
+            port=port_state,
+        )
+
+        def write(outbox: Outbox) -> None:
+            # Everything taken earlier has its number by now.
+            fragments = []
+            for p, flight in enumerate(flights):
+                numbers = []
+                for item, end in flight:
+                    if item.seq is None:
+                        raise AssertionError("a checkpoint is written after all earlier contributions are sent")
+                    numbers.append(item.seq)
+                    arrays.update({f"end/{p}/{item.seq}/{name}": array for name, array in (end or {}).items()})
+                fragments.append(counters[p](next_seq=outbox.next_seq[p], in_flight=tuple(numbers)))
+            for owed in outbox.residuals().values():
+                arrays.update({f"residual/{name}": array for name, array in owed.items()})
+            self.at("checkpoint")
+            save_checkpoint(directory, Checkpoint(state=state(fragments=tuple(fragments)), arrays=arrays))
+
+        return write
+
+
+def start(
+    store: RetryingStore,
+    port: ModelPort,
+    options: IslandOptions,
+    *,
+    clock: Clock,
+    ids: Ids,
+    driver: Driver,
+    at: Callable[[str], None] = ignore,
+) -> IslandCore:
+    """Join the run and stand ready for the first step; `begin` is to be run next. Raises as `join_run` does."""
+    joined = join_run(store, port, options, ids=ids)
+    return IslandCore(
+        store=store, port=port, options=options, clock=clock, ids=ids, driver=driver, joined=joined, at=at
+    )

@@ -1,0 +1,220 @@
+"""Sending: contributions become payload objects, then receipts, in the order in which they were taken.
+
+Payloads first, receipt last: a receipt makes a contribution exist, so it never names an object that does not. The
+receipt's name is the island's next number for the fragment, and creating it is the fence: if another process of the
+same island holds that name, the older generation stops and the newer takes the next number. A contribution is encoded
+once; sending may be tried as often as the store needs; what coding lost is kept only when the receipt exists.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from diloco_blob.core.clock import Clock
+from diloco_blob.core.errors import Conflict, NotFound, Unavailable
+from diloco_blob.core.ids import Ids
+from diloco_blob.island.arrays import Arrays
+from diloco_blob.island.membership import Membership
+from diloco_blob.island.trajectory import Contribution
+from diloco_blob.protocol import keys
+from diloco_blob.protocol.records import FORMAT, ObjectRef, Receipt, decode, encode
+from diloco_blob.store.base import ObjectStore
+from diloco_blob.wire import ErrorFeedback, Parts, codec_for, digest, pack_payload
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = (1.0, 30.0)
+"""Wait between tries of a send that the store's retry layer gave up on: from, at most."""
+
+
+def ignore(_: object) -> None:
+    """Nobody is told."""
+
+
+@dataclass
+class _Parcel:
+    contribution: Contribution
+    sent: bool = False
+    """Its receipt exists already (found when resuming): only the residual is brought up to date."""
+    payload: bytes | None = None
+    residuals: Arrays = field(default_factory=dict)
+
+
+@dataclass
+class _Note:
+    """Something to do once everything queued before it is sent: write the local checkpoint."""
+
+    action: Callable[["Outbox"], None]
+
+
+@dataclass
+class Outbox:
+    """The queue of contributions of one island. `pump` is called by one thread; the rest from any."""
+
+    store: ObjectStore
+    membership: Membership
+    clock: Clock
+    ids: Ids
+    next_seq: dict[int, int]
+    """The number of the next contribution to each fragment."""
+    feedback: dict[int, ErrorFeedback]
+    """What coding still owes, by fragment."""
+    at: Callable[[str], None] = ignore
+    """Told the name of each step before it is taken; tests kill the process there."""
+    on_sent: Callable[[Contribution], None] = ignore
+    _queue: deque[_Parcel | _Note] = field(default_factory=deque)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _tries: int = 0
+    _retry_at: float = 0.0
+
+    def submit(
+        self,
+        contributions: Sequence[Contribution],
+        *,
+        before: Callable[["Outbox"], None] | None = None,
+        sent: frozenset[int] = frozenset(),
+    ) -> None:
+        """Queue contributions.
+
+        Args:
+            contributions: In the order in which they are to be sent.
+            before: Called once all that was queued earlier is sent, before these are.
+            sent: Fragments whose receipt exists already.
+        """
+        with self._lock:
+            if before is not None:
+                self._queue.append(_Note(before))
+            self._queue.extend(_Parcel(item, sent=item.fragment in sent) for item in contributions)
+
+    def unsent(self, fragment: int | None = None) -> int:
+        """Contributions (to one fragment) whose receipt does not exist yet."""
+        with self._lock:
+            return sum(
+                1
+                for item in self._queue
+                if isinstance(item, _Parcel) and fragment in (None, item.contribution.fragment)
+            )
+
+    def pump(self) -> float | None:
+        """Do the next piece of work.
+
+        Returns:
+            Seconds until there is something to do again; None if the queue is empty.
+
+        Raises:
+            Fenced: A newer process has taken over this island.
+            Denied: The store refuses to be written to.
+        """
+        with self._lock:
+            item = self._queue[0] if self._queue else None
+        if item is None:
+            return None
+        early = self._retry_at - self.clock.monotonic()
+        if early > 0:
+            return early
+        try:
+            if isinstance(item, _Note):
+                item.action(self)
+            else:
+                self._send(item)
+        except Unavailable as error:
+            low, high = _RETRY_S
+            delay = min(high, low * 2.0 ** min(self._tries, 10))
+            self._tries += 1
+            self._retry_at = self.clock.monotonic() + delay
+            log.warning("island %s: not sent yet, trying again in %.0f s: %s", self.membership.name, delay, error)
+            return delay
+        self._tries, self._retry_at = 0, 0.0
+        with self._lock:
+            self._queue.popleft()
+            more = bool(self._queue)
+        return 0.0 if more else None
+
+    def residuals(self) -> dict[int, Arrays]:
+        """What coding still owes, by fragment; for the checkpoint."""
+        return {p: feedback.export() for p, feedback in self.feedback.items()}
+
+    def _send(self, parcel: _Parcel) -> None:
+        item = parcel.contribution
+        if parcel.payload is None:
+            parcel.payload = self._encode(parcel)
+        if parcel.sent:
+            item.seq = self.next_seq[item.fragment]
+            self._sent(parcel, self.next_seq[item.fragment])
+            return
+        self.membership.check_fence()
+        seq = self.next_seq[item.fragment]
+        name = digest(parcel.payload)
+        part = ObjectRef(
+            key=keys.payload(self.membership.name, item.fragment, seq, 0, name),
+            digest=name,
+            size=len(parcel.payload),
+        )
+        self.at("send.payload")
+        self.store.put(part.key, parcel.payload)
+        self.at("send.receipt")
+        seq = self._create_receipt(item, part, seq)
+        self.at("send.done")
+        self._sent(parcel, seq)
+
+    def _sent(self, parcel: _Parcel, seq: int) -> None:
+        item = parcel.contribution
+        item.seq = seq
+        item.delta = {}
+        self.next_seq[item.fragment] = seq + 1
+        self.feedback[item.fragment].keep(parcel.residuals)
+        self.on_sent(item)
+
+    def _encode(self, parcel: _Parcel) -> bytes:
+        """The payload of a contribution; what coding it loses waits in the parcel until its receipt exists."""
+        item = parcel.contribution
+        feedback = self.feedback[item.fragment]
+
+        def coded() -> Iterator[tuple[str, Parts]]:
+            for name, array in item.delta.items():
+                result = feedback.code(name, array)
+                parcel.residuals[name] = result.residual
+                yield name, result.parts
+
+        layout = [(name, array.shape) for name, array in item.delta.items()]
+        return pack_payload(coded(), layout, codec_for(self.membership.run.run.settings.up))
+
+    def _create_receipt(self, item: Contribution, part: ObjectRef, seq: int) -> int:
+        """Create the receipt under `seq` or, past receipts of older generations, under the next free number."""
+        while True:
+            receipt = Receipt(
+                format=FORMAT,
+                run=self.membership.run.digest,
+                write_id=self.ids.fresh(),
+                island=self.membership.name,
+                generation=self.membership.generation,
+                fragment=item.fragment,
+                seq=seq,
+                base_version=item.base_version,
+                steps=item.steps,
+                tokens=item.tokens,
+                step_to=item.step_to,
+                tokens_to=item.tokens_to,
+                cursor=item.cursor,
+                parts=(part,),
+                train_s=item.train_s,
+            )
+            key = keys.receipt(self.membership.name, item.fragment, seq)
+            try:
+                self.store.put(key, encode(receipt), if_absent=True)
+            except Conflict:
+                self._yield_to_newer(key)
+                seq += 1
+            else:
+                return seq
+
+    def _yield_to_newer(self, key: str) -> None:
+        try:
+            data, _ = self.store.get(key)
+        except NotFound:
+            return  # Collected meanwhile: then it is old, and the next number is ours to try.
+        other = decode(data, Receipt, run=self.membership.run.digest)
+        if other.generation >= self.membership.generation:
+            raise self.membership.fenced(other.generation)

@@ -1,0 +1,139 @@
+"""One fragment's bookkeeping: which progress is new, which is sent, and how a new version is taken.
+
+Three points of an island's trajectory matter. `mark`: up to here progress has been sent. `mirror`: the global
+version last adopted. `end` of each contribution that is sent but not yet history. Contributions are
+increments: consecutive ones cover disjoint intervals, so nothing is counted twice however late anything
+arrives.
+"""
+
+from dataclasses import dataclass, field
+
+from diloco_blob.core.settings import Sync
+from diloco_blob.island.arrays import Arrays, copied, difference, mixed, total
+
+
+@dataclass
+class Contribution:
+    """Progress on one fragment between two marks, on its way to the bucket."""
+
+    fragment: int
+    base_version: int
+    """The version this progress started from."""
+    delta: Arrays
+    """Pseudo-gradient `mark − local`, older minus newer."""
+    steps: int
+    tokens: int
+    step_to: int
+    tokens_to: int
+    cursor: str
+    train_s: float
+    end: Arrays | None = None
+    """Where the trajectory was when this was taken, moved along with later translations; only kept for `carry`."""
+    seq: int | None = None
+    """Its number; known once its receipt exists."""
+
+
+@dataclass
+class Trajectory:
+    """The points of one fragment. All arrays are owned: nobody else writes to them."""
+
+    fragment: int
+    version: int
+    mirror: Arrays
+    mark: Arrays
+    steps: int = 0
+    tokens: int = 0
+    train_s: float = 0.0
+    """Inner steps, tokens and seconds since the mark."""
+    in_flight: list[Contribution] = field(default_factory=list)
+    """Taken, and not known to be history; oldest first."""
+
+    def count(self, tokens: int, seconds: float) -> None:
+        """Count one inner step."""
+        self.steps += 1
+        self.tokens += tokens
+        self.train_s += seconds
+
+    def take(self, local: Arrays, *, step_to: int, tokens_to: int, cursor: str, keep_end: bool) -> Contribution:
+        """Snapshot the progress since the mark and move the mark to `local`.
+
+        Args:
+            local: The island's weights now; kept, so the caller must not write to them.
+            step_to: The island's inner step count.
+            tokens_to: The island's token count.
+            cursor: Where its data stream is.
+            keep_end: Remember where this contribution ended (`carry` needs it).
+        """
+        contribution = Contribution(
+            fragment=self.fragment,
+            base_version=self.version,
+            delta=difference(self.mark, local),
+            steps=self.steps,
+            tokens=self.tokens,
+            step_to=step_to,
+            tokens_to=tokens_to,
+            cursor=cursor,
+            train_s=self.train_s,
+            end=local if keep_end else None,
+        )
+        self.mark = local
+        self._restart()
+        self.in_flight.append(contribution)
+        return contribution
+
+    def adopt(self, local: Arrays, new: Arrays, version: int, watermark: int, sync: Sync) -> Arrays:
+        """Take a new version.
+
+        Args:
+            local: The island's weights now.
+            new: The global weights at `version`; kept, so nobody may write to them.
+            version: Their version.
+            watermark: The number up to which the island's contributions are history at `version`.
+            sync: How to adopt.
+
+        Returns:
+            What the island's weights become.
+        """
+        if sync.adopt == "carry":
+            return self._carry(local, new, version, watermark)
+        self._settle(watermark)
+        self.mirror, self.version = new, version
+        self.mark = new
+        self._restart()
+        return copied(new) if sync.adopt == "overwrite" else mixed(local, new, sync.mix_alpha)
+
+    def unmerged(self, watermark: int) -> int:
+        """Contributions taken that are not history at `watermark`."""
+        return sum(1 for item in self.in_flight if item.seq is None or item.seq > watermark)
+
+    def _carry(self, local: Arrays, new: Arrays, version: int, watermark: int) -> Arrays:
+        """Translate the trajectory so that its merged part becomes `new` and all later progress stays.
+
+        The reference is the point up to which progress is merged: the end of the newest contribution that is
+        history, or, where none became history since the last adoption, the mirror, to which that point was
+        translated then.
+        """
+        reference = self._settle(watermark) or self.mirror
+        shift = difference(new, reference)
+        # With nothing unsent, mark and local are one point: keep them equal to the bit.
+        self.mark = total(self.mark, shift)
+        for item in self.in_flight:
+            if item.end is not None:
+                item.end = total(item.end, shift)
+        self.mirror, self.version = new, version
+        return total(local, shift)
+
+    def _settle(self, watermark: int) -> Arrays | None:
+        """Forget the contributions that are history; return where the newest of them ended, if known."""
+        end = None
+        waiting = []
+        for item in self.in_flight:
+            if item.seq is not None and item.seq <= watermark:
+                end = item.end
+            else:
+                waiting.append(item)
+        self.in_flight = waiting
+        return end
+
+    def _restart(self) -> None:
+        self.steps, self.tokens, self.train_s = 0, 0, 0.0

@@ -1,0 +1,151 @@
+"""Auditing bytes: objects are what the records say, and each version follows from the one before."""
+
+from collections.abc import Iterable, Iterator
+
+from diloco_blob.core.errors import Corrupt, NotFound
+from diloco_blob.protocol.audit.report import Ledger
+from diloco_blob.protocol.heads import RunInfo
+from diloco_blob.protocol.layout import fragment_tensors
+from diloco_blob.protocol.records import Commit, ObjectRef, Weights
+from diloco_blob.store.base import ObjectStore
+from diloco_blob.wire import (
+    FloatArray,
+    Layout,
+    WeightsDigest,
+    codec_for,
+    decode_payload,
+    read_tensor_stream,
+    verified,
+)
+
+CHUNK_BYTES = 8 << 20
+
+Tensors = Iterator[tuple[str, FloatArray]]
+
+
+class _Broken(Exception):  # noqa: N818 - never leaves this module
+    """One of several objects that are read side by side is not what it should be."""
+
+    def __init__(self, ref: ObjectRef, what: str) -> None:
+        super().__init__(what)
+        self.ref = ref
+        self.what = what
+
+
+def audit_initial(store: ObjectStore, run: RunInfo, fragment: int, ledger: Ledger) -> bool:
+    """Version 0 of a fragment; returns whether its weights are sound."""
+    return _audit_params(store, run.run.fragments[fragment], layout_of(run, fragment), ledger)
+
+
+def audit_objects(store: ObjectStore, run: RunInfo, commit: Commit, previous: Weights | None, ledger: Ledger) -> bool:
+    """The objects that a commit names, and that its weights follow from those before.
+
+    Args:
+        store: The run's store.
+        run: Its `run.json`.
+        commit: The version.
+        previous: Weights of the version before; None if they are known to be broken.
+        ledger: Where findings go.
+
+    Returns:
+        Whether the weights of this version are sound.
+    """
+    audit_object(store, commit.outer, "objects", ledger)
+    layout = layout_of(run, commit.fragment)
+    if previous is None:
+        audit_object(store, commit.update, "objects", ledger)
+        return _audit_params(store, commit.weights, layout, ledger)
+    try:
+        difference, found = _walk(store, run, commit, previous, layout, ledger)
+    except _Broken as broken:
+        if broken.ref == commit.weights.params:
+            ledger.broken("objects", broken.ref.key, broken.what)
+            audit_object(store, commit.update, "objects", ledger)
+            return False
+        ledger.broken("objects", broken.ref.key, broken.what)
+        return _audit_params(store, commit.weights, layout, ledger)
+    if difference is not None:
+        ledger.broken(
+            "update",
+            commit.update.key,
+            f"tensor {difference!r} of version {commit.version} is not the one before minus this",
+        )
+    return _check_digest(commit.weights, found, ledger)
+
+
+def audit_object(store: ObjectStore, ref: ObjectRef, promise: str, ledger: Ledger) -> bool:
+    """That an object is there and has the bytes that a record says; returns whether."""
+    try:
+        for _ in _bytes(store, ref, ledger):
+            pass
+    except (NotFound, Corrupt) as error:
+        ledger.broken(promise, ref.key, _missing_or(error))
+        return False
+    return True
+
+
+def layout_of(run: RunInfo, fragment: int) -> Layout:
+    """Names and shapes of a fragment's tensors, in the order of every file."""
+    return [(spec.name, spec.shape) for spec in fragment_tensors(run.run.tensors, fragment)]
+
+
+def _audit_params(store: ObjectStore, weights: Weights, layout: Layout, ledger: Ledger) -> bool:
+    state = WeightsDigest()
+    try:
+        for name, values in read_tensor_stream(_bytes(store, weights.params, ledger), layout, weights.params.size):
+            state.update(name, values)
+    except (NotFound, Corrupt) as error:
+        ledger.broken("objects", weights.params.key, _missing_or(error))
+        return False
+    return _check_digest(weights, state.hexdigest(), ledger)
+
+
+def _check_digest(weights: Weights, found: str, ledger: Ledger) -> bool:
+    if found == weights.digest:
+        return True
+    ledger.broken("digest", weights.params.key, f"its weights have digest {found}, the commit says {weights.digest}")
+    return False
+
+
+def _walk(
+    store: ObjectStore, run: RunInfo, commit: Commit, previous: Weights, layout: Layout, ledger: Ledger
+) -> tuple[str | None, str]:
+    """Read old, update and new side by side: the first tensor that does not follow, and the digest of the new."""
+    codec = codec_for(run.run.settings.down)
+    old_ref, new_ref = previous.params, commit.weights.params
+    old = _blamed(old_ref, read_tensor_stream(_bytes(store, old_ref, ledger), layout, old_ref.size))
+    update = _blamed(commit.update, decode_payload(_bytes(store, commit.update, ledger), layout, codec))
+    new = _blamed(new_ref, read_tensor_stream(_bytes(store, new_ref, ledger), layout, new_ref.size))
+    state, difference = WeightsDigest(), None
+    for (name, before), (_, change), (_, after) in zip(old, update, new, strict=True):
+        state.update(name, after)
+        if difference is None and (before - change).tobytes() != after.tobytes():
+            difference = name
+    return difference, state.hexdigest()
+
+
+def _blamed(ref: ObjectRef, tensors: Iterable[tuple[str, FloatArray]]) -> Tensors:
+    try:
+        yield from tensors
+    except (NotFound, Corrupt) as error:
+        raise _Broken(ref, _missing_or(error)) from error
+
+
+def _bytes(store: ObjectStore, ref: ObjectRef, ledger: Ledger) -> Iterator[bytes]:
+    """The bytes of an object in pieces; at their end it is certain that they are the right ones."""
+    return verified(_pieces(store, ref, ledger), ref.digest)
+
+
+def _pieces(store: ObjectStore, ref: ObjectRef, ledger: Ledger) -> Iterator[bytes]:
+    size = store.head(ref.key).size
+    if size != ref.size:
+        raise Corrupt(f"has {size} bytes, the record says {ref.size}")
+    ledger.count(objects_read=1)
+    for start in range(0, size, CHUNK_BYTES):
+        piece = store.get_range(ref.key, start, min(CHUNK_BYTES, size - start))
+        ledger.count(bytes_read=len(piece))
+        yield piece
+
+
+def _missing_or(error: NotFound | Corrupt) -> str:
+    return "is missing" if isinstance(error, NotFound) else error.message

@@ -1,0 +1,83 @@
+"""Error feedback: what coding loses this time is added to the next tensor.
+
+    owed = x + β·residual;  sent = decode(encode(owed));  residual' = owed − sent
+
+For every codec here the subtraction is exact in fp32 (`sent` is zero, or within a factor of two of `owed`:
+Sterbenz), so `sent + residual'` gives back `owed` to the bit: nothing is lost but what β forgets. Over many
+rounds with β = 1 the sum of what was sent differs from the sum of what was owed by one residual, however
+coarse the codec (1-bit SGD; EF-SGD, arXiv 1901.09847); SparseLoCo (arXiv 2508.15706) uses β = 0.95.
+
+Coding and keeping are two steps. A residual may only advance once its contribution exists for good: a process
+that codes, fails to upload and codes again must start from the same residual.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from diloco_blob.core.settings import Codec
+from diloco_blob.wire.codecs import Parts, TensorCodec, codec_for
+from diloco_blob.wire.types import FloatArray
+
+
+class Coded(NamedTuple):
+    """One tensor, coded."""
+
+    parts: Parts
+    """For `payload.pack_payload`."""
+    sent: FloatArray
+    """What every reader will decode from them."""
+    residual: FloatArray
+    """owed − sent."""
+
+
+def code(codec: TensorCodec, values: FloatArray, residual: FloatArray | None = None, decay: float = 1.0) -> Coded:
+    """Code `values` plus what is owed from before. A pure function.
+
+    Args:
+        codec: How.
+        values: fp32, any shape.
+        residual: From the coding before, same shape; None: nothing is owed.
+        decay: β in [0, 1].
+
+    Raises:
+        Corrupt: `non-finite`: `values` is, or what is owed has grown beyond fp32.
+    """
+    owed = values
+    if residual is not None and decay > 0.0:
+        owed = np.empty_like(values)
+        with np.errstate(over="ignore"):  # the codec refuses infinities
+            np.multiply(residual, np.float32(decay), out=owed)
+            np.add(owed, values, out=owed)
+    parts = codec.encode(owed)
+    sent = codec.decode(parts, owed.shape)
+    return Coded(parts, sent, np.subtract(owed, sent, out=np.empty_like(owed)))
+
+
+class ErrorFeedback:
+    """The residuals of one sender, by tensor name. Without `error_feedback` in the settings, it keeps none.
+
+    Args:
+        settings: Codec and β.
+        residuals: As `export` gave them; none at the start.
+    """
+
+    def __init__(self, settings: Codec, residuals: Mapping[str, FloatArray] | None = None) -> None:
+        self._codec = codec_for(settings)
+        self._enabled = settings.error_feedback
+        self._decay = settings.decay
+        self._residuals: dict[str, FloatArray] = dict(residuals or {}) if self._enabled else {}
+
+    def code(self, name: str, values: FloatArray) -> Coded:
+        """Code a tensor with its residual; changes nothing here. See `code`."""
+        return code(self._codec, values, self._residuals.get(name), self._decay)
+
+    def keep(self, residuals: Mapping[str, FloatArray]) -> None:
+        """Remember the residuals of tensors whose coding has been sent for good."""
+        if self._enabled:
+            self._residuals.update(residuals)
+
+    def export(self) -> dict[str, FloatArray]:
+        """All residuals, for a checkpoint or the outer state. The arrays are never changed in place."""
+        return dict(self._residuals)

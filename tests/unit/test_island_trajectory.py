@@ -1,0 +1,143 @@
+"""The marks: increments are disjoint, and each way to adopt keeps exactly the progress it promises."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_blob.core.settings import Sync
+from diloco_blob.island.arrays import Arrays
+from diloco_blob.island.trajectory import Trajectory
+
+CARRY = Sync(sync_every=10, overlap=2, adopt="carry")
+OVERWRITE = Sync(sync_every=10, overlap=2, adopt="overwrite")
+MIX = Sync(sync_every=10, overlap=2, adopt="mix", mix_alpha=0.25)
+
+
+def at(value: float) -> Arrays:
+    return {"w": np.full(3, value, dtype=np.float32)}
+
+
+def fresh(value: float = 0.0, version: int = 0) -> Trajectory:
+    return Trajectory(fragment=0, version=version, mirror=at(value), mark=at(value))
+
+
+def take(trajectory: Trajectory, local: Arrays, *, keep_end: bool = False):
+    return trajectory.take(local, step_to=1, tokens_to=1, cursor="", keep_end=keep_end)
+
+
+def test_the_pseudo_gradient_is_older_minus_newer():
+    trajectory = fresh(5.0)
+    contribution = take(trajectory, at(3.0))
+    # Descending by it with learning rate 1 must lead from the mark to where the island is.
+    assert np.array_equal(contribution.delta["w"], np.full(3, 2.0))
+
+
+def test_consecutive_contributions_cover_disjoint_intervals():
+    trajectory = fresh(0.0)
+    trajectory.count(64, 0.5)
+    first = take(trajectory, at(1.0))
+    trajectory.count(64, 0.5)
+    trajectory.count(64, 0.5)
+    second = take(trajectory, at(4.0))
+    assert (first.steps, first.tokens, second.steps, second.tokens) == (1, 64, 2, 128)
+    assert np.array_equal(first.delta["w"] + second.delta["w"], np.full(3, -4.0))
+    assert trajectory.steps == 0
+
+
+def test_overwrite_takes_the_new_weights_and_forgets_unsent_progress():
+    trajectory = fresh(0.0)
+    trajectory.count(64, 0.5)
+    result = trajectory.adopt(at(7.0), at(2.0), 1, 0, OVERWRITE)
+    assert np.array_equal(result["w"], np.full(3, 2.0))
+    assert trajectory.version == 1
+    assert trajectory.steps == 0
+    assert np.array_equal(take(trajectory, result).delta["w"], np.zeros(3))
+
+
+def test_the_adopted_arrays_are_not_the_models():
+    trajectory = fresh(0.0)
+    result = trajectory.adopt(at(7.0), at(2.0), 1, 0, OVERWRITE)
+    result["w"] += 1.0
+    assert np.array_equal(trajectory.mark["w"], np.full(3, 2.0))
+
+
+def test_mix_keeps_a_quarter_of_the_difference():
+    trajectory = fresh(0.0)
+    result = trajectory.adopt(at(8.0), at(4.0), 1, 0, MIX)
+    assert np.array_equal(result["w"], np.full(3, 5.0))  # 0.25·8 + 0.75·4
+    # The part that was kept counts as progress from the new version on.
+    assert np.array_equal(take(trajectory, result).delta["w"], np.full(3, -1.0))
+
+
+def test_carry_keeps_unsent_progress():
+    trajectory = fresh(0.0)
+    contribution = take(trajectory, at(1.0), keep_end=True)
+    contribution.seq = 1
+    # Version 1 contains contribution 1 and somebody else's, and lies at 3; the island has gone on from 1 to 1.5.
+    result = trajectory.adopt(at(1.5), at(3.0), 1, 1, CARRY)
+    assert np.array_equal(result["w"], np.full(3, 3.5))
+    assert np.array_equal(take(trajectory, result).delta["w"], np.full(3, -0.5))
+
+
+def test_carry_keeps_progress_that_is_sent_but_not_merged():
+    trajectory = fresh(0.0)
+    first = take(trajectory, at(1.0), keep_end=True)
+    second = take(trajectory, at(3.0), keep_end=True)
+    first.seq, second.seq = 1, 2
+    # Only the first (1.0) is in version 1, which lies at 10: the second's 2.0 and the unsent 0.5 are kept on top.
+    result = trajectory.adopt(at(3.5), at(10.0), 1, 1, CARRY)
+    assert np.array_equal(result["w"], np.full(3, 12.5))
+    # Version 2 contains the second too and lies at 11: only the unsent 0.5 is kept.
+    result = trajectory.adopt(result, at(11.0), 2, 2, CARRY)
+    assert np.array_equal(result["w"], np.full(3, 11.5))
+    assert np.array_equal(take(trajectory, result).delta["w"], np.full(3, -0.5))
+
+
+def test_carry_with_nothing_of_ones_own_merged_moves_by_what_the_version_moved():
+    trajectory = fresh(2.0)
+    first = take(trajectory, at(3.0), keep_end=True)
+    first.seq = 1
+    result = trajectory.adopt(at(3.25), at(7.0), 1, 0, CARRY)  # the others moved the world by 5
+    assert np.array_equal(result["w"], np.full(3, 8.25))
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_carry_never_loses_or_repeats_progress(data):
+    """A random history of steps, sends, merges and adoptions, with learning rate 1 and this island alone.
+
+    Then the global weights are exactly the sum of what was merged, and the island must be at that sum plus all of its
+    progress that is not merged: its own undisturbed trajectory.
+    """
+    trajectory = fresh(0.0)
+    local, own_path = at(0.0), 0.0  # own_path: where plain training would be
+    sent, merged, version = [], 0, 0
+    for _ in range(data.draw(st.integers(1, 30))):
+        action = data.draw(st.sampled_from(["train", "send", "merge", "adopt"]))
+        if action == "train":
+            move = float(data.draw(st.integers(-8, 8)))  # small integers: every sum is exact in fp32
+            local = {"w": local["w"] + np.float32(move)}
+            own_path += move
+        elif action == "send":
+            item = take(trajectory, {"w": local["w"].copy()}, keep_end=True)
+            sent.append(item)
+            item.seq = len(sent)
+        elif action == "merge" and merged < len(sent):
+            merged = data.draw(st.integers(merged + 1, len(sent)))
+            version += 1
+        elif action == "adopt":
+            new = -sum((item.delta["w"] for item in sent[:merged]), np.zeros(3, dtype=np.float32))
+            local = trajectory.adopt(local, {"w": new.astype(np.float32)}, version, merged, CARRY)
+        assert np.array_equal(local["w"], np.full(3, own_path, dtype=np.float32))
+
+
+@pytest.mark.parametrize("mode", [CARRY, OVERWRITE, MIX])
+def test_what_is_history_is_forgotten(mode):
+    trajectory = fresh(0.0)
+    for seq in (1, 2, 3):
+        take(trajectory, at(float(seq)), keep_end=True).seq = seq
+    assert trajectory.unmerged(0) == 3
+    trajectory.adopt(at(3.0), at(1.0), 1, 2, mode)
+    assert [item.seq for item in trajectory.in_flight] == [3]
+    assert trajectory.unmerged(3) == 0

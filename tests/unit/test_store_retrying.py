@@ -1,0 +1,187 @@
+"""The one retry layer, in virtual time: what is tried again, for how long, and how a create of unknown outcome ends."""
+
+import itertools
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_blob.core.errors import Conflict, Corrupt, Denied, DilocoError, InvalidSettings, NotFound, Unavailable
+from diloco_blob.core.ids import SeededIds
+from diloco_blob.store import RetryingStore
+from diloco_blob.store.faulty import Fault, FaultyStore
+from diloco_blob.store.memory import MemoryStore
+from diloco_blob.testing.clock import VirtualClock
+
+KEY = "fragments/0000/closes/0000000001.json"
+
+
+def fresh_memory() -> MemoryStore:
+    return MemoryStore(f"memory://{uuid.uuid4().hex}")
+
+
+def retrying(*faults: Fault, clock: VirtualClock | None = None, seed: int = 0) -> tuple[RetryingStore, MemoryStore]:
+    memory = fresh_memory()
+    return RetryingStore(FaultyStore(memory, faults), clock or VirtualClock(), SeededIds(seed)), memory
+
+
+@given(seed=st.integers(0, 2**32), outage_s=st.floats(0, 75))
+def test_an_outage_of_a_minute_is_ridden_out_whatever_the_jitter(seed: int, outage_s: float) -> None:
+    clock = VirtualClock()
+
+    class Outage(MemoryStore):
+        def head(self, key: str):  # type: ignore[no-untyped-def]
+            if clock.monotonic() < outage_s:
+                raise Unavailable("out")
+            return super().head(key)
+
+    store = Outage(f"memory://{uuid.uuid4().hex}")
+    store.put("a", b"1")
+    assert RetryingStore(store, clock, SeededIds(seed)).head("a").size == 1
+    assert clock.monotonic() <= 90
+
+
+@given(seed=st.integers(0, 2**32))
+def test_an_outage_without_end_is_reported_within_the_budget(seed: int) -> None:
+    clock = VirtualClock()
+    store, _ = retrying(Fault("get", "refuse", times=10**6), clock=clock, seed=seed)
+    with pytest.raises(Unavailable, match="a fault on purpose"):
+        store.get("a")
+    assert 80 <= clock.monotonic() <= 90
+    assert 10 <= store.meter.usage().gets <= 60
+    assert store.meter.usage().failed == store.meter.usage().gets
+
+
+def test_waits_grow_and_are_spread_over_their_whole_range() -> None:
+    waits: list[float] = []
+
+    class Recording(VirtualClock):
+        def sleep(self, seconds: float) -> None:
+            waits.append(seconds)
+            super().sleep(seconds)
+
+    store, _ = retrying(Fault("get", "refuse", times=10**6), clock=Recording(), seed=7)
+    with pytest.raises(Unavailable):
+        store.get("a")
+    assert waits[0] <= 0.5
+    assert waits[1] <= 1.0
+    assert max(waits) <= 10.0
+    assert min(waits[5:]) < 3.0 < 7.0 < max(waits[5:])
+
+
+def test_a_large_upload_has_a_larger_budget() -> None:
+    clock = VirtualClock()
+
+    def breaks_after_100_s() -> Unavailable:
+        clock.advance(100)
+        return Unavailable("broke")
+
+    store, memory = retrying(Fault("put", "refuse", times=3, error=breaks_after_100_s), clock=clock)
+    store.put("large", bytes(30_000_000))
+    assert memory.head("large").size == 30_000_000
+    memory.delete("large")
+
+
+@pytest.mark.parametrize("error", [Denied, NotFound, Corrupt, InvalidSettings, Conflict])
+def test_answers_are_not_retried(error: type[DilocoError]) -> None:
+    clock = VirtualClock()
+    store, _ = retrying(Fault("head", "refuse", error=lambda: error("said so")), clock=clock)
+    with pytest.raises(error, match="said so"):
+        store.head("a")
+    assert store.meter.usage().heads == 1
+    assert clock.monotonic() == 0
+
+
+def test_every_operation_is_retried() -> None:
+    store, memory = retrying(*[Fault("any", "refuse", skip=2 * n) for n in range(8)])
+    store.put("d/a", b"123")
+    assert store.get("d/a")[0] == b"123"
+    assert store.get_range("d/a", 1, 1) == b"2"
+    assert store.head("d/a").size == 3
+    assert [info.key for info in store.list("")] == ["d/a"]
+    assert [*store.list_dirs("")] == ["d"]
+    assert store.now() > 0
+    store.delete("d/a")
+    assert [*memory.list("")] == []
+    usage = store.meter.usage()
+    assert (usage.puts, usage.gets, usage.heads, usage.lists, usage.deletes) == (2, 4, 2, 4, 2)
+
+
+@pytest.mark.parametrize("effect", ["refuse", "lose_answer", "conflict_after"])
+def test_a_create_ends_well_however_its_answer_was_lost(effect: str) -> None:
+    store, memory = retrying(Fault("put", effect))  # type: ignore[arg-type]
+    assert store.put(KEY, b"mine", if_absent=True).key == KEY
+    assert memory.get(KEY)[0] == b"mine"
+
+
+def test_a_create_after_another_writer_is_a_conflict_and_costs_one_reading() -> None:
+    store, memory = retrying()
+    memory.put(KEY, b"theirs")
+    with pytest.raises(Conflict, match="another writer created"):
+        store.put(KEY, b"mine", if_absent=True)
+    assert (store.meter.usage().puts, store.meter.usage().gets) == (1, 1)
+
+
+def test_a_refusal_without_an_object_is_tried_again() -> None:
+    """As by a store that answers 412 to a race that nobody won, or whose object was deleted in between."""
+    store, memory = retrying(Fault("put", "refuse", error=lambda: Conflict("so it says")))
+    store.put(KEY, b"mine", if_absent=True)
+    assert memory.get(KEY)[0] == b"mine"
+
+
+def test_an_outcome_that_cannot_be_read_is_never_guessed() -> None:
+    store, memory = retrying(Fault("put", "lose_answer", times=10**6), Fault("get", "refuse", times=10**6))
+    with pytest.raises(Unavailable):
+        store.put(KEY, b"mine", if_absent=True)
+    assert memory.get(KEY)[0] == b"mine"  # and it is not deleted either
+
+
+def test_a_create_that_may_not_be_read_back_is_denied() -> None:
+    store, _ = retrying(Fault("put", "lose_answer"), Fault("get", "refuse", error=lambda: Denied("write-only")))
+    with pytest.raises(Denied):
+        store.put(KEY, b"mine", if_absent=True)
+
+
+faults = st.lists(
+    st.sampled_from(
+        [
+            ("put", "refuse"),
+            ("put", "lose_answer"),
+            ("put", "conflict_after"),
+            ("get", "refuse"),
+            ("get", "lose_answer"),
+        ]
+    ),
+    max_size=8,
+)
+
+
+@given(script=faults, rival_before=st.none() | st.integers(0, 5), seed=st.integers(0, 99))
+def test_what_a_create_reports_is_what_is_in_the_store(
+    script: list[tuple[str, str]], rival_before: int | None, seed: int
+) -> None:
+    """Under any faults, and with another writer who comes before the n-th request."""
+    memory = fresh_memory()
+    counter = itertools.count()
+
+    class Rivalled(FaultyStore):
+        def put(self, key, data, *, if_absent=False, metadata=None):  # type: ignore[no-untyped-def]
+            self.maybe_rival()
+            return super().put(key, data, if_absent=if_absent, metadata=metadata)
+
+        def get(self, key):  # type: ignore[no-untyped-def]
+            self.maybe_rival()
+            return super().get(key)
+
+        def maybe_rival(self) -> None:
+            if next(counter) == rival_before and not [*memory.list(KEY)]:
+                memory.put(KEY, b"theirs", if_absent=True)
+
+    store = Rivalled(memory, [Fault(operation, effect) for operation, effect in script])  # type: ignore[arg-type]
+    try:
+        RetryingStore(store, VirtualClock(), SeededIds(seed), budget_s=60).put(KEY, b"mine", if_absent=True)
+        outcome = b"mine"
+    except Conflict:
+        outcome = b"theirs"
+    assert memory.get(KEY)[0] == outcome
