@@ -272,9 +272,9 @@ def test_islands_elsewhere_are_not_closed_out(launch: Callable[..., Launched]) -
 
 def test_two_launches_of_one_run_end_with_one_line(launch: Callable[..., Launched]) -> None:
     """The newer one wins; the older is fenced and stops, and does not start a war of restarts."""
-    older = launch(worker=("--steps", "200", "--step-s", "0.1"), islands=1)
+    older = launch(worker=("--steps", "1000000", "--step-s", "0.1"), islands=1)
     older.until(lambda: "version 1:" in older.text())
     newer = launch(worker=("--steps", "20"), islands=1)
-    assert older.wait(60) == 1
+    assert older.wait(60) == 1, older.text() + newer.text()
     assert "error: island-0 was taken over by a newer process" in older.text()
     assert newer.wait() == 0, newer.text()
