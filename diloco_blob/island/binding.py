@@ -195,6 +195,7 @@ class TorchPort:
         # named_parameters gives a tied parameter once, under its first name.
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._optimizers = optimizers
+        self.exact = all(p.dtype in (torch.float32, torch.float64) for p in self._parameters.values())
         for name, parameter in self._parameters.items():
             if not parameter.dtype.is_floating_point:
                 raise InvalidSettings(f"parameter {name} is {parameter.dtype}, not floating point")

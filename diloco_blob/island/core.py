@@ -21,7 +21,7 @@ from diloco_blob.core.limits import CURSOR_CHARS_MAX
 from diloco_blob.island.arrays import subset
 from diloco_blob.island.checkpoint import Checkpoint, CheckpointState, FragmentState, save_checkpoint
 from diloco_blob.island.inbox import Inbox, poll_bounds
-from diloco_blob.island.joining import IslandOptions, Joined, join_run
+from diloco_blob.island.joining import IslandOptions, Joined, join_run, put
 from diloco_blob.island.outbox import Outbox, ignore
 from diloco_blob.island.port import ModelPort
 from diloco_blob.island.pumps import Driver
@@ -298,7 +298,7 @@ class IslandCore:
             self.at("adopt")
             local = self.port.read(self._names[p])
             adopted = trajectory.adopt(local, arrival.weights, arrival.version, arrival.watermark, self.sync)
-            self.port.write(adopted)
+            put(self.port, trajectory, adopted)
             self._noted(p, arrival.watermark, arrival.staleness)
 
     def _take_whole(self, trajectory: Trajectory) -> None:
@@ -387,6 +387,7 @@ class IslandCore:
             arrays |= {f"local/{name}": array for name, array in self.port.read(self._names[p]).items()}
             arrays |= {f"mark/{name}": array for name, array in subset(trajectory.mark, self._names[p]).items()}
             arrays |= {f"mirror/{name}": array for name, array in trajectory.mirror.items()}
+            arrays |= {f"reference/{name}": array for name, array in (trajectory.reference or {}).items()}
         flights = [[(item, item.end) for item in trajectory.in_flight] for trajectory in self.trajectories]
         counters = [
             partial(FragmentState, version=t.version, steps=t.steps, tokens=t.tokens, train_s=t.train_s)

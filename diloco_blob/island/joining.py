@@ -150,7 +150,7 @@ def _exactly(
     last: list[tuple[int, Receipt | None]],
 ) -> Joined:
     state = checkpoint.state
-    local, mark, mirror = (checkpoint.group(kind) for kind in ("local", "mark", "mirror"))
+    local, mark, mirror, reference = (checkpoint.group(kind) for kind in ("local", "mark", "mirror", "reference"))
     trajectories = []
     for p, fragment in enumerate(state.fragments):
         names = [spec.name for spec in fragment_tensors(run.run.tensors, p)]
@@ -159,6 +159,7 @@ def _exactly(
             version=fragment.version,
             mirror=subset(mirror, names),
             mark=subset(mark, names),
+            reference=subset(reference, names) if names[0] in reference else None,
             steps=fragment.steps,
             tokens=fragment.tokens,
             train_s=fragment.train_s,
@@ -214,14 +215,21 @@ def _from_bucket(
             joined.steps, joined.tokens, joined.cursor = receipt.step_to, receipt.tokens_to, receipt.cursor
     for head in heads:
         found, arrays = fetch_params(store, run, head)
-        port.write(arrays)
         trajectory = Trajectory(fragment=found.fragment, version=found.version, mirror=arrays, mark=arrays)
+        put(port, trajectory, arrays)
         tally = found.tally.get(membership.name)
         unmerged = range((tally.consumed if tally else 0) + 1, joined.next_seq[found.fragment])
         # Their ends are not known: `carry` then keeps to the mirror, as after any fresh start.
         trajectory.in_flight = [_sent_before(found.fragment, seq, found.version, None) for seq in unmerged]
         joined.trajectories.append(trajectory)
     return joined
+
+
+def put(port: ModelPort, trajectory: Trajectory, arrays: Arrays) -> None:
+    """Write a fragment's weights into the model, and account for what the model rounds away."""
+    port.write(arrays)
+    if not port.exact:
+        trajectory.rounded(arrays, port.read(list(arrays)))
 
 
 def _sent_before(fragment: int, seq: int, version: int, end: Arrays | None) -> Contribution:

@@ -11,6 +11,9 @@ from diloco_blob.island.arrays import Arrays
 class ModelPort(Protocol):
     """A model and its inner optimizer, as arrays."""
 
+    exact: bool
+    """Whether it holds fp32 values as they are; False where it rounds them."""
+
     def tensors(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and dtype of each trainable tensor, in the model's order."""
 

@@ -47,6 +47,8 @@ class Trajectory:
     """Inner steps, tokens and seconds since the mark."""
     in_flight: list[Contribution] = field(default_factory=list)
     """Taken, and not known to be history; oldest first."""
+    reference: Arrays | None = None
+    """Where the mirror lies on the model's own trajectory; None where that is the mirror itself (see `rounded`)."""
 
     def count(self, tokens: int, seconds: float) -> None:
         """Count one inner step."""
@@ -97,10 +99,27 @@ class Trajectory:
         if sync.adopt == "carry":
             return self._carry(local, new, version, watermark)
         self._settle(watermark)
-        self.mirror, self.version = new, version
+        self.mirror, self.version, self.reference = new, version, None
         self.mark = new
         self._restart()
         return copied(new) if sync.adopt == "overwrite" else mixed(local, new, sync.mix_alpha)
+
+    def rounded(self, intended: Arrays, actual: Arrays) -> None:
+        """Account for a model that could not hold what it was given, such as one in bfloat16.
+
+        All points move by the rounding, so that it is in no contribution: the global weights keep the bits that the
+        model has no room for. The next adoption takes it back.
+
+        Args:
+            intended: What was written into the model.
+            actual: What the model then held.
+        """
+        error = difference(actual, intended)
+        self.mark = total(self.mark, error)
+        self.reference = total(self.reference or self.mirror, error)
+        for item in self.in_flight:
+            if item.end is not None:
+                item.end = total(item.end, error)
 
     def unmerged(self, watermark: int) -> int:
         """Contributions taken that are not history at `watermark`."""
@@ -113,14 +132,14 @@ class Trajectory:
         history, or, where none became history since the last adoption, the mirror, to which that point was
         translated then.
         """
-        reference = self._settle(watermark) or self.mirror
+        reference = self._settle(watermark) or self.reference or self.mirror
         shift = difference(new, reference)
         # With nothing unsent, mark and local are one point: keep them equal to the bit.
         self.mark = total(self.mark, shift)
         for item in self.in_flight:
             if item.end is not None:
                 item.end = total(item.end, shift)
-        self.mirror, self.version = new, version
+        self.mirror, self.version, self.reference = new, version, None
         return total(local, shift)
 
     def _settle(self, watermark: int) -> Arrays | None:

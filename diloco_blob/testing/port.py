@@ -26,6 +26,7 @@ class ArrayPort:
         shapes: Mapping[str, tuple[int, ...]] | None = None,
         initial: Mapping[str, np.ndarray] | None = None,
     ) -> None:
+        self.exact = True
         self._shapes = dict(shapes or SHAPES)
         self._rng = np.random.default_rng(seed)
         goal = np.random.default_rng(12345)

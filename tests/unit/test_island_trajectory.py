@@ -141,3 +141,21 @@ def test_what_is_history_is_forgotten(mode):
     trajectory.adopt(at(3.0), at(1.0), 1, 2, mode)
     assert [item.seq for item in trajectory.in_flight] == [3]
     assert trajectory.unmerged(3) == 0
+
+
+@pytest.mark.parametrize("mode", [CARRY, OVERWRITE, MIX])
+def test_what_a_model_rounds_away_is_in_no_contribution(mode):
+    """As a bfloat16 model does: it holds 3.0 where it was given 3.1, and then trains by 0.5."""
+    trajectory = fresh(0.0)
+    trajectory.count(64, 0.5)
+    item = take(trajectory, at(1.0), keep_end=True)
+    item.seq = 1
+    intended = trajectory.adopt(at(1.0), at(3.1), 1, 1, mode)
+    kept = float(intended["w"][0]) - 3.1  # what `mix` keeps counts as progress
+    trajectory.rounded(intended, {"w": intended["w"] - np.float32(0.1)})
+    local = {"w": intended["w"] - np.float32(0.1) + np.float32(0.5)}
+    np.testing.assert_allclose(take(trajectory, local).delta["w"], -(kept + 0.5), atol=1e-6)
+    # The next version takes the rounding back: the model is asked to hold it whole again.
+    again = trajectory.adopt(local, at(5.0), 2, 1, mode)
+    expected = {"carry": 5.5, "overwrite": 5.0, "mix": 0.25 * float(local["w"][0]) + 0.75 * 5.0}[mode.adopt]
+    np.testing.assert_allclose(again["w"], expected, atol=1e-6)
