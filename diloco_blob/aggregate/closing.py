@@ -39,7 +39,7 @@ class ClosedRound:
     closed_at: float
     """When the record appeared, by the store's clock."""
     ours: bool
-    """Whether this pass created it, and so has to merge it."""
+    """Whether it was created with this context, whose business it then is to merge it."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,22 @@ def close_round(ctx: Context, head: Head, *, drain: bool = False) -> ClosedRound
     if found is not None:
         return found
     watermarks = _watermarks(ctx, head)
+    ctx.roster.expire()
     mails = gather(ctx, head, watermarks)
     decision, waiting_for = _decide(ctx, head, watermarks, mails, drain=drain)
+    if decision.due and not ctx.roster.fresh:
+        num_read = len(mails)
+        mails = gather(ctx, head, watermarks, read=mails, fresh=True)
+        if len(mails) > num_read:  # Newcomers: they may be in this version, or be waited for.
+            decision, waiting_for = _decide(ctx, head, watermarks, mails, drain=drain)
     ctx.at("close.gathered")
     arrived = tuple(mail.island for mail in mails if mail.arrived_at is not None)
     if decision.reason is None:
         return OpenRound(arrived=arrived, waiting_for=waiting_for, look_again_s=decision.look_again_s)
-    if len(arrived) == 1 and waiting_for:
+    if decision.reason == "backlog":
+        # Work that can be merged stays for a version that merges something.
+        mails = tuple(mail for mail in mails if mail.arrived_at is None)
+    elif len(arrived) == 1 and waiting_for:
         _LOG.warning(
             "fragment %d version %d: %s is merged alone (%s), without %s",
             *(head.fragment, head.version + 1, arrived[0], decision.reason, ", ".join(waiting_for)),
@@ -95,7 +104,8 @@ def read_close(ctx: Context, head: Head) -> ClosedRound | None:
     close = decode(data, Close, run=ctx.run.digest)
     if (close.fragment, close.version, close.parent) != (head.fragment, version, head.digest):
         raise Corrupt(f"{info.key} does not describe what follows version {head.version} of this fragment")
-    return ClosedRound(close=close, digest=record_digest(data), closed_at=info.last_modified, ours=False)
+    ours = ctx.own_closes.get(head.fragment) == close.write_id
+    return ClosedRound(close=close, digest=record_digest(data), closed_at=info.last_modified, ours=ours)
 
 
 def _watermarks(ctx: Context, head: Head) -> Mapping[str, Watermark]:
@@ -118,7 +128,8 @@ def _decide(
     """Whether the round is due, and which active islands are not there yet."""
     policy = ctx.run.run.settings.policy
     arrivals = {mail.island: mail.arrived_at for mail in mails if mail.arrived_at is not None}
-    if not arrivals:
+    blocked = any(mail.blocked for mail in mails)
+    if not arrivals and not blocked:
         return Decision(reason=None), ()  # Nothing to close, whoever might be waited for.
     joined = {
         mail.island: at
@@ -133,6 +144,7 @@ def _decide(
         arrivals=arrivals,
         active=active.islands,
         active_changes_at=active.changes_at,
+        blocked=blocked,
     )
     return decide(view, policy, drain=drain), tuple(sorted(active.islands - arrivals.keys()))
 
@@ -153,7 +165,7 @@ def make_close(
         ctx: The pass.
         head: What it follows.
         watermarks: As of the head.
-        mails: What the islands have, by name; at least one of them something mergeable.
+        mails: What the islands have, by name; at least one of them something to merge or to skip.
         reason: Why the round is due.
     """
     version = head.version + 1
@@ -163,13 +175,11 @@ def make_close(
         if (found := [entry for entry in mail.entries if isinstance(entry, Candidate)])
     }
     skipped = [entry for mail in mails for entry in mail.entries if isinstance(entry, Skipped)]
-    weights, discount = island_weights(
-        ctx.run.run.settings.merge,
-        [
-            [Work(entry.receipt.tokens, entry.receipt.steps, entry.staleness) for entry in found]
-            for found in candidates.values()
-        ],
-    )
+    works = [
+        [Work(entry.receipt.tokens, entry.receipt.steps, entry.staleness) for entry in found]
+        for found in candidates.values()
+    ]
+    weights, discount = island_weights(ctx.run.run.settings.merge, works) if works else ([], 1.0)
     return Close(
         format=FORMAT,
         run=ctx.run.digest,
@@ -215,6 +225,7 @@ def _moved(mail: Mail, version: int) -> Watermark:
 
 def _put_close(ctx: Context, head: Head, close: Close) -> ClosedRound:
     data = encode(close)
+    ctx.own_closes[close.fragment] = close.write_id
     ctx.at("close.before_put")
     try:
         info = ctx.store.put(keys.close(close.fragment, close.version), data, if_absent=True)

@@ -1,8 +1,9 @@
 """What a pass of the aggregator works with: its injected edges, and the run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from diloco_blob.aggregate.roster import Roster
 from diloco_blob.core.clock import Clock
 from diloco_blob.core.ids import Ids
 from diloco_blob.protocol.heads import RunInfo
@@ -31,7 +32,7 @@ def pass_on(step: str) -> None:
 
 @dataclass(frozen=True)
 class Context:
-    """One pass over one run.
+    """One pass over one run; or, in `watch`, one process's passes, which know of each other what is remembered here.
 
     Args:
         store: The run's store.
@@ -39,6 +40,9 @@ class Context:
         clock: Measures how long a merge takes; decides nothing.
         ids: Source of write ids.
         at: Called with the name of each step of `STEPS` as it is reached: where tests kill or interleave passes.
+        roster: The islands' names as last listed: saves requests.
+        own_closes: Write ids of the newest closes that were made with this context, by fragment: saves waiting for
+            oneself. Written down before the record is put, since the answer may be lost.
     """
 
     store: ObjectStore
@@ -46,3 +50,5 @@ class Context:
     clock: Clock
     ids: Ids
     at: Callable[[str], None] = pass_on
+    roster: Roster = field(default_factory=Roster)
+    own_closes: dict[int, str] = field(default_factory=dict)

@@ -2,15 +2,14 @@
 
 Receipts are other people's words: whatever is wrong with one is written into the close as the reason why it was
 skipped, the watermark moves past it, and nobody else is affected. Their names are known, so reading them is a HEAD
-for each until the first that does not exist; one LIST finds islands that are new.
+and a GET for each, and a HEAD for the first that does not exist; a LIST finds islands that are new (`roster.py`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from diloco_blob.aggregate.context import Context
-from diloco_blob.core.errors import Corrupt, InvalidSettings, NotFound
-from diloco_blob.core.ids import check_island_name
+from diloco_blob.core.errors import Corrupt, NotFound
 from diloco_blob.core.limits import (
     CONTRIBUTIONS_PER_ISLAND_MAX,
     ISLANDS_MAX,
@@ -27,9 +26,6 @@ RECEIPTS_READ_MAX = 8 * CONTRIBUTIONS_PER_ISLAND_MAX
 
 CONTRIBUTIONS_PER_CLOSE_MAX = 4096
 """Contributions in one close, of all islands, chosen or skipped: keeps the record below `RECORD_BYTES_MAX`."""
-
-STRANGERS_MAX = 2 * ISLANDS_MAX
-"""Names under `islands/` that one pass looks at."""
 
 REASON_CHARS_MAX = 200
 """Of a reason on record, part of which is other people's text."""
@@ -57,6 +53,9 @@ class Mail:
     island: str
     mark: Watermark
     entries: tuple[Candidate | Skipped, ...]
+    blocked: bool = False
+    """Whether these are as many receipts as a pass reads, and none is mergeable: good ones may lie behind them, and
+    only a close that moves the watermark gets there."""
 
     @property
     def arrived_at(self) -> float | None:
@@ -64,33 +63,37 @@ class Mail:
         return next((entry.arrived_at for entry in self.entries if isinstance(entry, Candidate)), None)
 
 
-def gather(ctx: Context, head: Head, watermarks: Mapping[str, Watermark]) -> tuple[Mail, ...]:
+def gather(
+    ctx: Context, head: Head, watermarks: Mapping[str, Watermark], *, read: Sequence[Mail] = (), fresh: bool = False
+) -> tuple[Mail, ...]:
     """Read what every known or new island has to offer, sorted by name.
 
     Args:
         ctx: The pass.
         head: The fragment's newest version.
         watermarks: As of the head.
+        read: What was read a moment ago: only islands that are not in it are read now.
+        fresh: Whether a remembered list of islands will not do.
 
     Raises:
         Unavailable: The store did not answer; nothing was decided.
     """
-    # Islands do not depend on each other: this line may become a pool's map.
-    mails = [read_mail(ctx, head, name, watermark_of(watermarks, name)) for name in find_islands(ctx, watermarks)]
-    return _limited(mails)
+    mails = {mail.island: mail for mail in read}
+    # Islands do not depend on each other: this loop may become a pool's map.
+    for name in _find_islands(ctx, watermarks, fresh=fresh):
+        if name not in mails:
+            mails[name] = read_mail(ctx, head, name, watermark_of(watermarks, name))
+    return _limited([mails[name] for name in sorted(mails)])
 
 
-def find_islands(ctx: Context, watermarks: Mapping[str, Watermark]) -> list[str]:
-    """Names of the islands that contributed before, and of newcomers while there is room, sorted."""
+def _find_islands(ctx: Context, watermarks: Mapping[str, Watermark], *, fresh: bool) -> set[str]:
+    """Names of the islands that contributed before, and of newcomers while there is room."""
     found = set(watermarks)
-    for looked_at, name in enumerate(ctx.store.list_dirs(keys.ISLANDS)):
-        if looked_at >= STRANGERS_MAX or len(found) >= ISLANDS_MAX:
+    for name in ctx.roster.names(ctx.store, ctx.clock, fresh=fresh):
+        if len(found) >= ISLANDS_MAX:
             break
-        try:
-            found.add(check_island_name(name))
-        except InvalidSettings:
-            continue  # Not an island of ours: whatever lies there is none of our business.
-    return sorted(found)
+        found.add(name)
+    return found
 
 
 def read_mail(ctx: Context, head: Head, island: str, mark: Watermark) -> Mail:
@@ -105,7 +108,8 @@ def read_mail(ctx: Context, head: Head, island: str, mark: Watermark) -> Mail:
         num_candidates += isinstance(entry, Candidate)
         if num_candidates == CONTRIBUTIONS_PER_ISLAND_MAX:
             break
-    return Mail(island=island, mark=mark, entries=tuple(entries))
+    blocked = len(entries) == RECEIPTS_READ_MAX and num_candidates == 0
+    return Mail(island=island, mark=mark, entries=tuple(entries), blocked=blocked)
 
 
 def _read_receipt(ctx: Context, head: Head, island: str, seq: int) -> Candidate | Skipped | None:
@@ -168,6 +172,4 @@ def _limited(mails: list[Mail]) -> tuple[Mail, ...]:
     taken: dict[str, int] = {}
     for _, _, island in turns[:CONTRIBUTIONS_PER_CLOSE_MAX]:
         taken[island] = taken.get(island, 0) + 1
-    return tuple(
-        Mail(island=mail.island, mark=mail.mark, entries=mail.entries[: taken.get(mail.island, 0)]) for mail in mails
-    )
+    return tuple(replace(mail, entries=mail.entries[: taken.get(mail.island, 0)]) for mail in mails)

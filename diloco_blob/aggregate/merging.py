@@ -1,7 +1,8 @@
 """From a close to a commit: a pure function of named, immutable bytes.
 
-Whoever computes it gets the same parameters, outer state and update, byte for byte; so it does not matter who does,
-how often, or who is killed on the way. All three are written under names that their digests give them before the
+Whoever computes it gets the same parameters and outer state, byte for byte, and an update that decodes to the same
+(its compressed bytes, and so its name, may differ between versions of zstd); so it does not matter who does, how
+often, or who is killed on the way. All three are written under names that their digests give them before the
 commit that names them is created: at any moment the bucket holds a whole version or none of it.
 """
 

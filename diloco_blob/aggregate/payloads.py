@@ -5,7 +5,7 @@ and the others are merged without it. That must be a property of the bytes, so t
 same: a store that does not answer rejects nobody, it fails the pass.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from types import TracebackType
@@ -17,8 +17,8 @@ from diloco_blob.aggregate.context import Context
 from diloco_blob.aggregate.gather import skip
 from diloco_blob.core.errors import Corrupt, NotFound
 from diloco_blob.core.settings import Codec
-from diloco_blob.protocol.layout import fragment_tensors
-from diloco_blob.protocol.records import Chosen, ObjectRef, Skipped, TensorSpec
+from diloco_blob.protocol.layout import fragment_layout
+from diloco_blob.protocol.records import Chosen, ObjectRef, Skipped
 from diloco_blob.store.base import ObjectStore
 from diloco_blob.wire import FloatArray, Layout, codec_for, content_bytes, decode_payload, verified
 
@@ -33,11 +33,6 @@ PSEUDO_GRADIENT_ABS_MAX = 1e9
 
 _CHUNK_BYTES = 128 << 10  # Of the spool: each contribution's stream holds one.
 _HEADER_SLACK_BYTES = 4096
-
-
-def layout_of(specs: Sequence[TensorSpec]) -> Layout:
-    """What the files of a fragment hold, in order."""
-    return [(spec.name, spec.shape) for spec in specs]
 
 
 def read_chunks(store: ObjectStore, ref: ObjectRef) -> Iterator[bytes]:
@@ -112,7 +107,7 @@ class Payloads:
     def __init__(self, ctx: Context, fragment: int, spool: Spool) -> None:
         self._store = ctx.store
         self._spool = spool
-        self._layout = layout_of(fragment_tensors(ctx.run.run.tensors, fragment))
+        self._layout = fragment_layout(ctx.run.run.tensors, fragment)
         self._codec = codec_for(ctx.run.run.settings.up)
         self._bytes_max = payload_bytes_max(self._layout, ctx.run.run.settings.up)
 

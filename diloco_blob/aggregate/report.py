@@ -21,7 +21,7 @@ class FragmentReport(Struct, frozen=True):
     look_again_s: float | None
     """When another pass may find something to do by time alone; None if only an arrival can change anything."""
     reason: str = ""
-    """Why the round was closed: all | grace | deadline | drain."""
+    """Why the round was closed: all | grace | deadline | drain | backlog."""
     arrived: tuple[str, ...] = ()
     """Islands with something to merge, of an open round."""
     waiting_for: tuple[str, ...] = ()

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diloco_blob.aggregate.payloads import MEMORY_BYTES_MAX, layout_of, read_chunks
+from diloco_blob.aggregate.payloads import MEMORY_BYTES_MAX, read_chunks
 from diloco_blob.core.errors import Corrupt
 from diloco_blob.core.settings import Settings
 from diloco_blob.outer import merge_tensor, outer_step
 from diloco_blob.protocol.heads import Head
-from diloco_blob.protocol.layout import fragment_tensors
+from diloco_blob.protocol.layout import fragment_layout, fragment_tensors
 from diloco_blob.protocol.records import ObjectRef, Run, TensorSpec
 from diloco_blob.store.base import ObjectStore
 from diloco_blob.wire import (
@@ -133,7 +133,7 @@ class Stepper:
         self._settings = run.settings
         self._head = head
         self._specs = fragment_tensors(run.tensors, head.fragment)
-        self._layout = layout_of(self._specs)
+        self._layout = fragment_layout(run.tensors, head.fragment)
         self._outer_layout = outer_layout(self._specs, run.settings)
         self._down = codec_for(run.settings.down)
 

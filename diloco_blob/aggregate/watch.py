@@ -1,7 +1,9 @@
 """Passes over and over, for whoever has a process to spare: a laptop, a VM beside the islands, a container.
 
 Nothing of it is needed: a timer that calls `aggregate` does the same. The loop sleeps until time alone may change
-something, at most `poll_s`, since an arrival may at any moment; and it rides out outages of the store.
+something, at most `poll_s`, since an arrival may at any moment; and it rides out outages of the store. What it keeps
+saves requests and waiting, and decides nothing: the heads' versions, the islands' names, and which closes it made, so
+that it goes on with its own at once where a pass that kept nothing would wait for whoever made them.
 """
 
 import logging
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from diloco_blob.aggregate.context import Context, pass_on
 from diloco_blob.aggregate.passes import advance, fragments_of
 from diloco_blob.aggregate.report import FragmentReport
+from diloco_blob.aggregate.roster import Roster, watch_age_max_s
 from diloco_blob.core.clock import Clock
 from diloco_blob.core.errors import NotFound, Unavailable
 from diloco_blob.core.ids import Ids
@@ -56,7 +59,8 @@ def watch(
     run = run or _first_read(store, clock, stop, poll_s, outage, wait_for_run=wait_for_run)
     if run is None:
         return
-    ctx = Context(store=store, run=run, clock=clock, ids=ids, at=at)
+    roster = Roster(age_max_s=watch_age_max_s(run.run.settings.policy.deadline_s))
+    ctx = Context(store=store, run=run, clock=clock, ids=ids, at=at, roster=roster)
     hints: dict[int, int] = {}
     while not stop():
         sleep_s = poll_s

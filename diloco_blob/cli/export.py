@@ -15,17 +15,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from diloco_blob.aggregate.payloads import read_chunks
 from diloco_blob.cli.urls import absolute_url
 from diloco_blob.core.errors import Corrupt, Denied, InvalidSettings, NotFound
 from diloco_blob.core.ids import SystemIds
 from diloco_blob.core.settings import Codec
 from diloco_blob.protocol.heads import Head, RunInfo, find_head, read_head, read_run
-from diloco_blob.protocol.layout import fragment_tensors
+from diloco_blob.protocol.layout import fragment_layout, fragment_tensors
 from diloco_blob.protocol.records import TensorSpec
 from diloco_blob.store import ObjectStore, open_store
-from diloco_blob.wire import FloatArray, WeightsDigest, codec_for, read_tensor_stream, verified
+from diloco_blob.wire import FloatArray, WeightsDigest, codec_for, read_tensor_stream
 
-CHUNK_BYTES = 16 << 20
 MODEL, CONFIG, ABOUT = "model.safetensors", "config.json", "diloco.json"
 
 _EPILOG = """\
@@ -158,13 +158,10 @@ def _model(store: ObjectStore, info: RunInfo, heads: list[Head]) -> Iterator[byt
 
 def _fragment(store: ObjectStore, info: RunInfo, head: Head) -> Iterator[bytes]:
     specs = fragment_tensors(info.run.tensors, head.fragment)
-    layout = [(spec.name, spec.shape) for spec in specs]
+    layout = fragment_layout(info.run.tensors, head.fragment)
     ref = head.weights.params
-    pieces = (
-        store.get_range(ref.key, start, min(CHUNK_BYTES, ref.size - start)) for start in range(0, ref.size, CHUNK_BYTES)
-    )
     state = WeightsDigest()
-    tensors = read_tensor_stream(verified(pieces, ref.digest), layout, ref.size)
+    tensors = read_tensor_stream(read_chunks(store, ref), layout, ref.size)
     for spec, (name, values) in zip(specs, tensors, strict=True):
         state.update(name, values)
         yield _converted(spec, values).tobytes()

@@ -1,8 +1,9 @@
 """Settings of a run: what they are called, what they may be, where they are read.
 
 Written by hand as TOML, kept in `run.json` as JSON, immutable once the run exists. Unknown keys are refused,
-there are no aliases, and every field says what it does. Defaults are DiLoCo's (arXiv 2311.08105);
-`preset(name)` gives the others.
+there are no aliases, and every field says what it does. Defaults of `sync`, `outer` and the codecs
+are DiLoCo's (arXiv 2311.08105); those of `merge` and `policy` are ours, for islands that come, go and differ in speed.
+`preset(name)` gives each published method whole.
 """
 
 from collections.abc import Iterator
@@ -60,15 +61,16 @@ class Codec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Merge(Struct, frozen=True, forbid_unknown_fields=True):
-    """How contributions become one pseudo-gradient."""
+    """How contributions become one pseudo-gradient. Those of one island are summed first (docs/decisions/0001)."""
 
     rule: Literal["mean", "rda"] = "mean"
     """mean: weighted mean. rda: radial-directional averaging per tensor, embeddings by mean (arXiv 2604.21428,
     App. D.2)."""
     weights: Literal["tokens", "tokens2_per_step", "uniform"] = "tokens"
-    """Weight of a contribution before staleness: c_tokens, c_tokens²/c_steps, or 1."""
+    """Weight of an island before staleness, c being sums over its contributions: c_tokens, c_tokens²/c_steps, or 1."""
     staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
-    """Factor for staleness s. constant: 1. polynomial: (1+s)^−a. hinge: 1 if s ≤ b, else 1/(a·(s−b)+1)."""
+    """Factor for staleness s. constant: 1. polynomial: (1+s)^−a. hinge: 1 if s ≤ b, else 1/(a·(s−b)+1). An island's
+    is the mean over its contributions, weighted by tokens."""
     staleness_a: Annotated[float, Meta(ge=0.0)] = 0.5
     """a of polynomial and hinge."""
     staleness_b: Annotated[float, Meta(ge=0.0)] = 1.0
@@ -97,10 +99,13 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     quorum: NonNegative = 0
     """Islands that must have contributed before grace starts. 0: the majority of `islands`; 1 if nobody knows them."""
     grace_s: Seconds = 10.0
-    """How long a round stays open after the quorum is there."""
+    """How long a round stays open after the quorum is there, and at least after the first `min_contributions` arrivals,
+    also past the deadline."""
     deadline_s: Annotated[float, Meta(gt=0.0)] = 600.0
     """How long after the last version a round is closed with whatever arrived; but not within `grace_s` of the first
-    `min_contributions` arrivals: a round that nobody could reach in time is not closed by its first arrival alone."""
+    `min_contributions` arrivals: a round that nobody could reach in time is not closed by its first arrival alone.
+    Choose it above `sync_every` × step time + upload of the slowest island that is to be merged fresh, by half as much
+    again (docs/settings.md, "Choosing deadline_s")."""
     min_contributions: Positive = 1
     """Islands that must have contributed for the deadline to close a round."""
     active_versions: Positive = 3

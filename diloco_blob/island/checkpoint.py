@@ -52,8 +52,8 @@ class CheckpointState(Struct, frozen=True, forbid_unknown_fields=True):
 class Checkpoint(Struct, frozen=True):
     """A checkpoint as read or to be written.
 
-    Array names: `local/T`, `mark/T`, `mirror/T`, `residual/T` and `end/SEQ/T` for tensor T; `port/…` is the
-    model's side.
+    Array names: `local/T`, `mark/T`, `mirror/T`, `residual/T` for tensor T, `end/P/SEQ/T` for contribution SEQ
+    to fragment P; `port/…` is the model's side.
     """
 
     state: CheckpointState

@@ -1,4 +1,4 @@
-"""Who turns the handles: two threads in a real island, or the caller itself in a test or simulation.
+"""Who turns the handles: one thread for each in a real island, or the caller itself in a test or simulation.
 
 The bookkeeping does one small piece of work whenever it is pumped and says when it wants to be pumped again.
 Sending has a thread of its own, so that a slow upload never delays a download or the small objects that others

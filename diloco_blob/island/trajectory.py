@@ -2,8 +2,10 @@
 
 Three points of an island's trajectory matter. `mark`: up to here progress has been sent. `mirror`: the global
 version last adopted. `end` of each contribution that is sent but not yet history. Contributions are
-increments: consecutive ones cover disjoint intervals, so nothing is counted twice however late anything
-arrives.
+increments between marks: consecutive ones cover disjoint intervals, however late anything arrives. So with
+`carry`, and without overlap, every step is in exactly one of them. With overlap `mix` and `overwrite` put the mark
+at the new version: the share of `local` that `mix` keeps is in the next contribution again, what was sent of it
+included; and the steps that `overwrite` discards between a send and the adoption are in none.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Merging one tensor over the contributions of a round.
+"""Merging one tensor over the islands of a round.
 
 Two aggregators that merge the same close, on different machines, must write the same bytes. What IEEE 754
 fixes is the result of one operation on given operands, so everything here is elementwise operations in a
@@ -7,8 +7,8 @@ OpenBLAS gives other last bits on Haswell than on Sapphire Rapids. Norms therefo
 of our own.
 
 Accumulation is in float64 and ends in one rounding to fp32. Before that rounding, n terms are off by at most
-about n·2⁻⁵³·Σ|w·v|. So n identical contributions merge to exactly that contribution, and another order of the
-same contributions changes a value by one rounding at most (if its terms do not cancel), and hardly ever: only
+about n·2⁻⁵³·Σ|w·v|. So n identical arrays merge to exactly that array, and another order of the
+same arrays changes a value by one rounding at most (if its terms do not cancel), and hardly ever: only
 where the exact result is about halfway between two fp32 values. That is rare, but not with round weights:
 with twentieths, one value in 130 of random tensors. The order is the close's, so even that cannot make two
 aggregators differ.
@@ -32,7 +32,7 @@ _LANES = 8192
 """A power of two. Part of the definition of a norm's bits: changing it changes what `rda` gives."""
 
 _DIRECTION_NORM_MIN = 1e-12
-"""A mean direction shorter than this says nothing: the contributions cancel, or are all zero."""
+"""A mean direction shorter than this says nothing: the islands' progress cancels, or is all zero."""
 
 
 def merge_tensor(
@@ -54,8 +54,8 @@ def merge_tensor(
 
     Args:
         rule: As in `Merge.rule`.
-        arrays: Finite fp32 arrays of one shape, one per contribution, in the order of the close; each is read
-            once.
+        arrays: Finite fp32 arrays of one shape, one per island (the sum of its contributions, docs/decisions/0001),
+            in the order of the close; each is read once.
         weights: One per array, not negative, with a positive sum.
         embedding: Whether this is an embedding (or the output layer): averaged plainly by every rule.
 

@@ -95,22 +95,23 @@ def find_head(store: ObjectStore, run: RunInfo, fragment: int, *, hint: int = 0)
         hint: A version that is known to exist.
     """
     low, step = hint, 1
-    while _exists(store, fragment, low + step):
+    while exists(store, keys.commit(fragment, low + step)):
         low += step
         step *= 2
     high = low + step
     while high - low > 1:
         middle = (low + high) // 2
-        if _exists(store, fragment, middle):
+        if exists(store, keys.commit(fragment, middle)):
             low = middle
         else:
             high = middle
     return read_head(store, run, fragment, low)
 
 
-def _exists(store: ObjectStore, fragment: int, version: int) -> bool:
+def exists(store: ObjectStore, key: str) -> bool:
+    """Whether there is an object of this name: one HEAD."""
     try:
-        store.head(keys.commit(fragment, version))
+        store.head(key)
     except NotFound:
         return False
     return True

@@ -67,8 +67,3 @@ def payload(name: str, fragment: int, seq: int, part: int, digest: str) -> str:
 def status(name: str) -> str:
     """Progress and figures of an island, for people; the one object that is overwritten."""
     return f"islands/{name}/status.json"
-
-
-def metrics(name: str, number: int) -> str:
-    """A batch of an island's figures over time, for people."""
-    return f"islands/{name}/metrics/{number:010d}.jsonl"

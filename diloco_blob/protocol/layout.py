@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from diloco_blob.core.errors import InvalidSettings
 from diloco_blob.core.limits import TENSOR_ELEMENTS_MAX, TENSORS_MAX
 from diloco_blob.protocol.records import TensorSpec
+from diloco_blob.wire import Layout
 
 EMBEDDING_MARKERS = ("embed", "wte", "wpe", "lm_head", "shared.weight")
 """A tensor whose name contains one of these is an embedding (RDA merges it by plain mean)."""
@@ -68,6 +69,11 @@ def is_embedding(name: str) -> bool:
 def fragment_tensors(tensors: Sequence[TensorSpec], fragment: int) -> tuple[TensorSpec, ...]:
     """The tensors of one fragment, in the model's order: the order in every file."""
     return tuple(spec for spec in tensors if spec.fragment == fragment)
+
+
+def fragment_layout(tensors: Sequence[TensorSpec], fragment: int) -> Layout:
+    """What the files of one fragment hold: names and shapes of its tensors, in the order in every file."""
+    return [(spec.name, spec.shape) for spec in fragment_tensors(tensors, fragment)]
 
 
 def num_elements(tensors: Iterable[TensorSpec]) -> int:

@@ -3,6 +3,7 @@
 Pure functions of what was seen in the store and of the store's clock. Invariants, each with a property test:
 more arrivals never make a due round not due; nor does time; and a round with enough contributions is due at
 its deadline even if nobody arrives afterwards, because "not due" always says when time alone may change that.
+(One exception to the first: a close that would only skip gives way to one that is going to merge something.)
 """
 
 import math
@@ -13,7 +14,7 @@ from typing import Literal
 from diloco_blob.core.settings import Policy
 from diloco_blob.protocol.records import Watermark
 
-Reason = Literal["all", "grace", "deadline", "drain"]
+Reason = Literal["all", "grace", "deadline", "drain", "backlog"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class RoundView:
     """Islands that are waited for."""
     active_changes_at: float = math.inf
     """When `active` next shrinks by time alone."""
+    blocked: bool = False
+    """Whether some island's unmergeable receipts are as many as a pass reads: what lies behind them can only be reached
+    once a close has skipped them."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ def decide(view: RoundView, policy: Policy, *, drain: bool = False) -> Decision:
     It is when every active island and at least a quorum contributed (`all`); when the quorum has been there
     for `grace_s` (`grace`); when `deadline_s` has passed since the round opened and `min_contributions`
     islands have been there for `grace_s` (`deadline`: if nobody could make it in time, the first to arrive does
-    not close the round alone); and when anything is there and no more will come (`drain`).
+    not close the round alone); when anything is there and no more will come (`drain`); and where nothing of this
+    can come true by time alone, `deadline_s` after it opened, if a backlog blocks it (`backlog`: skips and merges
+    nothing).
     Work that arrived before the round opened counts as arriving when it opened.
 
     Args:
@@ -70,7 +76,7 @@ def decide(view: RoundView, policy: Policy, *, drain: bool = False) -> Decision:
         drain: No more contributions will come.
     """
     num_arrived = len(view.arrivals)
-    if num_arrived == 0:
+    if num_arrived == 0 and not view.blocked:
         return Decision(reason=None)
     quorum = policy.quorum_or_majority
     has_quorum = num_arrived >= quorum
@@ -87,8 +93,13 @@ def decide(view: RoundView, policy: Policy, *, drain: bool = False) -> Decision:
         if view.now >= due_at:
             return Decision(reason="deadline")
         moments.append(due_at)
-    if drain:
+    if drain and num_arrived > 0:
         return Decision(reason="drain")
+    if view.blocked and not moments:
+        due_at = view.opened_at + policy.deadline_s
+        if drain or view.now >= due_at:
+            return Decision(reason="backlog")
+        moments.append(due_at)
     soonest = min(moments, default=math.inf)
     return Decision(reason=None, look_again_s=None if math.isinf(soonest) else max(0.0, soonest - view.now))
 

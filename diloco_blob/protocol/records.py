@@ -105,7 +105,7 @@ class Receipt(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the island's data stream was at its end."""
     parts: Annotated[tuple[ObjectRef, ...], Meta(min_length=1, max_length=PARTS_MAX)]
     train_s: float = 0.0
-    """Seconds of training in it, by the island's clock; for people and for adaptive grace."""
+    """Seconds of training in it, by the island's clock; for people."""
 
 
 class Chosen(Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,8 +151,9 @@ class Close(Struct, frozen=True, forbid_unknown_fields=True):
     parent: Digest
     """Of the commit record of `version` − 1 (of `run.json` for version 1)."""
     reason: str
-    """Why now: all | grace | deadline | drain."""
-    chosen: Annotated[tuple[Chosen, ...], Meta(min_length=1)]
+    """Why now: all | grace | deadline | drain | backlog."""
+    chosen: tuple[Chosen, ...]
+    """Empty only if the reason is backlog."""
     skipped: tuple[Skipped, ...]
     watermarks: dict[str, Watermark]
     """Of every island that ever contributed, after this close."""
@@ -160,6 +161,10 @@ class Close(Struct, frozen=True, forbid_unknown_fields=True):
     """Factor on the whole step; 1 unless `merge.discount` is set."""
     opened_at: float
     closed_at: float
+
+    def __post_init__(self) -> None:
+        if not self.chosen and not (self.reason == "backlog" and self.skipped):
+            raise ValueError("a close that chooses nothing is there to skip a backlog, and this one is not")
 
 
 class Tally(Struct, frozen=True, forbid_unknown_fields=True):
@@ -214,7 +219,7 @@ class Commit(Struct, frozen=True, forbid_unknown_fields=True):
     step_norm: float
     """L2 norm of what was subtracted from the weights."""
     merge_s: float
-    """Seconds that the merge took, by the aggregator's clock; for people and for adaptive grace."""
+    """Seconds that the merge took, by the aggregator's clock; for people."""
 
 
 class Eval(Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,8 @@ import threading
 from email.utils import parsedate_to_datetime
 
 from diloco_blob.core.clock import Clock
+from diloco_blob.core.errors import Denied, NotFound, Unavailable
+from diloco_blob.store.base import ObjectStore
 
 
 class StoreDate:
@@ -53,3 +55,19 @@ class StoreDate:
         with self._lock:
             assert self._offset is not None, "observe an answer first"  # noqa: S101 - programmer error
             return self._clock.monotonic() + self._offset
+
+    def now_of(self, store: ObjectStore) -> float:
+        """The same; where nothing has been observed yet, the store is asked for something small first.
+
+        Raises:
+            Unavailable, Denied: It did not answer, or not with a date.
+        """
+        if not self.known:
+            try:
+                store.head("run.json")
+            except (NotFound, Denied):
+                if not self.known:
+                    raise
+        if not self.known:
+            raise Unavailable(f"{store.url} answers without a date")
+        return self.now()

@@ -1,10 +1,9 @@
-"""Google Cloud Storage, through google-cloud-storage, which gcsfs installs.
+"""Google Cloud Storage, through google-cloud-storage (docs/decisions/0004).
 
-Not through gcsfs itself: it repeats a create up to six times by itself, with no switch, and so takes its own
-object for a lost race. Here every call is one attempt (`retry=None`). Credentials come from where every
-Google tool takes them, and none are needed where `STORAGE_EMULATOR_HOST` names an emulator. Conditional
-objects are small, so that they go up in a single request (`uploadType=multipart`): emulators honour the
-precondition only there.
+Every call is one attempt (`retry=None`), so that a create never takes its own object for a lost race. Credentials
+come from where every Google tool takes them, and none are needed where `STORAGE_EMULATOR_HOST` names an emulator.
+Conditional objects are small, so that they go up in a single request (`uploadType=multipart`): emulators honour
+the precondition only there.
 """
 
 import base64
@@ -146,15 +145,7 @@ class GCSStore:
 
     def now(self) -> float:
         """See `ObjectStore.now`: the `Date` of the answers. Asks only if there was none yet."""
-        if not self._date.known:
-            try:
-                self.head("run.json")
-            except (NotFound, Denied):
-                if not self._date.known:
-                    raise
-        if not self._date.known:
-            raise Unavailable(f"{self.url} answers without a date")
-        return self._date.now()
+        return self._date.now_of(self)
 
     def close(self) -> None:
         """See `ObjectStore.close`."""

@@ -1,7 +1,7 @@
 """Tests whether a store does what the protocol relies on, before anything relies on it.
 
 Several popular gateways answer 200 to *create if absent* and overwrite; others are right one request at a
-time and wrong in a race. A run on such a store would lose work without a word, so run creation and `doctor`
+time and wrong in a race. A run on such a store would lose work without a word, so run creation and `launch`
 refuse it.
 """
 

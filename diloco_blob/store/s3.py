@@ -23,7 +23,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from diloco_blob.core.clock import Clock, SystemClock
-from diloco_blob.core.errors import Denied, NotFound, Unavailable
+from diloco_blob.core.errors import Unavailable
 from diloco_blob.store.base import ObjectInfo
 from diloco_blob.store.dates import StoreDate
 from diloco_blob.store.keys import check_key, check_list_prefix, split_bucket_url
@@ -136,15 +136,7 @@ class S3Store:
 
     def now(self) -> float:
         """See `ObjectStore.now`: the `Date` of the answers. Asks only if there was none yet."""
-        if not self._date.known:
-            try:
-                self.head("run.json")
-            except (NotFound, Denied):
-                if not self._date.known:
-                    raise
-        if not self._date.known:
-            raise Unavailable(f"{self.url} answers without a date")
-        return self._date.now()
+        return self._date.now_of(self)
 
     def close(self) -> None:
         """See `ObjectStore.close`."""

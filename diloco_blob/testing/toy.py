@@ -17,7 +17,7 @@ from diloco_blob.core.settings import Settings
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.creation import create_run
 from diloco_blob.protocol.heads import Head, RunInfo, find_head
-from diloco_blob.protocol.layout import fragment_tensors, make_layout
+from diloco_blob.protocol.layout import fragment_layout, make_layout
 from diloco_blob.protocol.records import (
     FORMAT,
     Close,
@@ -32,7 +32,7 @@ from diloco_blob.protocol.records import (
 from diloco_blob.store.base import ObjectStore
 from diloco_blob.store.memory import MemoryStore
 from diloco_blob.testing.clock import VirtualClock
-from diloco_blob.wire import FloatArray, codec_for, digest, encode_payload, read_tensors
+from diloco_blob.wire import FloatArray, Layout, codec_for, digest, encode_payload, read_tensors
 
 SHAPES: Mapping[str, tuple[int, ...]] = {
     "embed.weight": (8, 4),
@@ -77,9 +77,9 @@ class ToyRun:
         self.run: RunInfo = create_run(self.store, self.settings, tensors, self.initial, ids=self.ids, created_by="toy")
         self._sent: dict[tuple[str, int], int] = {}
 
-    def layout(self, fragment: int = 0) -> list[tuple[str, tuple[int, ...]]]:
+    def layout(self, fragment: int = 0) -> Layout:
         """Names and shapes of a fragment's tensors, in order."""
-        return [(spec.name, spec.shape) for spec in fragment_tensors(self.run.run.tensors, fragment)]
+        return fragment_layout(self.run.run.tensors, fragment)
 
     def join(self, island: str) -> None:
         """Start an island: its first generation."""

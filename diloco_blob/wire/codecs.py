@@ -89,6 +89,8 @@ class Fp32:
 class Bf16:
     """The upper half of each fp32, rounded to nearest even: relative error at most 2⁻⁸.
 
+    Below 2⁻¹²⁶, where fp32 and bf16 are subnormal, the error is at most 2⁻¹³⁴, which may be the whole value.
+
     A finite value that would round to infinity (above 3.3895e38) becomes the largest finite one instead.
     """
 

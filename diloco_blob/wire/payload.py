@@ -40,7 +40,7 @@ def payload_specs(layout: Layout, codec: TensorCodec) -> list[TensorSpec]:
 
 
 def content_bytes(layout: Layout, codec: TensorCodec) -> int:
-    """Bytes of a payload before compression, exactly: what `doctor` and the cost model count with."""
+    """Bytes of a payload before compression, exactly."""
     specs = payload_specs(layout, codec)
     return len(header_bytes(specs)) + data_bytes(specs)
 

@@ -3,11 +3,13 @@
 import msgspec
 import pytest
 
-from diloco_blob.aggregate.gather import CONTRIBUTIONS_PER_CLOSE_MAX, Candidate, Mail, _limited
+from diloco_blob.aggregate.gather import CONTRIBUTIONS_PER_CLOSE_MAX, RECEIPTS_READ_MAX, Candidate, Mail, _limited
+from diloco_blob.core.errors import Corrupt
 from diloco_blob.core.limits import CONTRIBUTIONS_PER_ISLAND_MAX, RECORD_BYTES_MAX, TOKENS_PER_STEP_MAX
 from diloco_blob.core.settings import Merge, Policy, Settings
 from diloco_blob.protocol import keys
-from diloco_blob.protocol.records import ObjectRef, Receipt, Skipped, Watermark, decode, encode
+from diloco_blob.protocol.audit import audit
+from diloco_blob.protocol.records import Close, ObjectRef, Receipt, Skipped, Watermark, decode, encode
 from diloco_blob.store.metered import MeteredStore
 from diloco_blob.testing.toy import ToyRun
 
@@ -284,6 +286,84 @@ def test_discount_is_recorded() -> None:
     toy.send("b", 1, base_version=0)
     toy.aggregate()
     assert toy.close(2).discount == pytest.approx(2**-0.5)
+
+
+# ---- when nothing but skipping is left to do
+
+FULL = RECEIPTS_READ_MAX
+
+
+def backlog(toy: ToyRun, island: str = "a", num: int = FULL) -> None:
+    for _ in range(num):
+        toy.send_raw(island, b"{")
+
+
+def test_good_work_behind_a_full_backlog_of_bad_receipts_is_reached_at_the_deadline() -> None:
+    toy = toy_run(islands=1, quorum=1)
+    backlog(toy, num=FULL + 1)
+    toy.send("a", 7)
+    assert (toy.aggregate().action, toy.aggregate().look_again_s) == ("waiting", DEADLINE_S)
+    toy.clock.advance(DEADLINE_S)
+    before = toy.params()
+    report = toy.aggregate()
+    assert (report.action, report.version, report.reason, len(report.skipped)) == ("merged", 1, "backlog", FULL)
+    assert toy.close(1).chosen == toy.commit(1).merged == ()
+    assert toy.close(1).watermarks["a"] == Watermark(seq=FULL, version=0)
+    assert (toy.commit(1).step_norm, toy.commit(1).tokens) == (0.0, 0)
+    assert all((values == before[name]).all() for name, values in toy.params().items())
+    assert toy.aggregate().reason == "all"
+    assert [(entry.seq, entry.staleness) for entry in toy.commit(2).merged] == [(FULL + 2, 1)]
+    assert toy.audit()["a", FULL + 2] == "merged"
+    assert audit(toy.store).ok
+
+
+def test_the_momentum_of_an_empty_version_is_the_one_before() -> None:
+    toy = toy_run(islands=1, quorum=1)
+    toy.send("a", 1)
+    toy.aggregate()
+    backlog(toy)
+    toy.clock.advance(DEADLINE_S)
+    assert toy.aggregate().reason == "backlog"
+    assert toy.commit(2).outer.digest == toy.commit(1).outer.digest
+    assert toy.commit(2).weights.digest == toy.commit(1).weights.digest
+    assert audit(toy.store).ok
+
+
+def test_a_backlog_below_the_limit_waits_for_a_close_that_merges() -> None:
+    toy = toy_run(islands=1, quorum=1)
+    backlog(toy, num=FULL - 1)
+    toy.clock.advance(10 * DEADLINE_S)
+    assert (toy.aggregate().action, toy.aggregate().look_again_s) == ("waiting", None)
+
+
+def test_a_backlog_close_leaves_what_can_be_merged_to_the_next_and_gives_way_to_it() -> None:
+    toy = toy_run(islands=3, quorum=2, min_contributions=2)
+    backlog(toy, "a")
+    toy.send_raw("c", b"{")
+    toy.clock.advance(DEADLINE_S)
+    toy.send("b", 1)
+    assert toy.aggregate().reason == "backlog"  # One island's work is too little by the policy.
+    assert {mark: toy.close(1).watermarks[mark].seq for mark in toy.close(1).watermarks} == {"a": FULL, "c": 1}
+    toy.send("a", 2, base_version=1)
+    assert toy.aggregate().reason == "all"
+    assert [(entry.island, entry.staleness) for entry in toy.commit(2).merged] == [("a", 0), ("b", 1)]
+    assert audit(toy.store).ok
+
+
+def test_drain_skips_a_backlog_without_waiting() -> None:
+    toy = toy_run(islands=1, quorum=1)
+    backlog(toy, num=2 * FULL + 5)
+    assert [toy.aggregate(drain=True).reason for _ in range(3)] == ["backlog", "backlog", ""]
+
+
+def test_a_close_that_chooses_nothing_without_reason_is_refused() -> None:
+    toy = toy_run(islands=1, quorum=1)
+    toy.send("a", 1)
+    toy.aggregate()
+    fields = msgspec.to_builtins(toy.close(1))
+    for change in ({"chosen": []}, {"chosen": [], "reason": "backlog"}):
+        with pytest.raises(Corrupt, match="chooses nothing"):
+            decode(msgspec.json.encode({**fields, **change}), Close)
 
 
 # ---- what it costs

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from diloco_blob.aggregate import FragmentReport, aggregate, watch
-from diloco_blob.core.errors import Corrupt, Denied, InvalidSettings, NotFound
+from diloco_blob.core.errors import Corrupt, Denied, InvalidSettings, NotFound, Unavailable
 from diloco_blob.core.ids import SeededIds
 from diloco_blob.core.settings import Policy, Settings, Sync
 from diloco_blob.protocol import keys
@@ -154,6 +154,101 @@ def test_hints_make_a_long_history_cheap() -> None:
         aggregate(metered, clock=toy.clock, ids=SeededIds(0), run=toy.run, hints=hints)
         assert metered.usage().since(before).heads <= expected
         assert hints == {0: 40}
+
+
+# ---- what it remembers
+
+
+def listing_times(toy: ToyRun, until_s: float, **options: object) -> list[float]:
+    """When the islands were listed."""
+    times: list[float] = []
+    store = FaultyStore(
+        toy.store,
+        [Fault("list_dirs", "delay", times=10_000, hook=lambda: times.append(toy.clock.monotonic()))],
+    )
+    watched(toy, until_s, store=store, **options)
+    return times
+
+
+@pytest.mark.parametrize(("deadline_s", "every_s"), [(5.0, 1.0), (200.0, 4.0), (600.0, 10.0), (86_400.0, 10.0)])
+def test_islands_are_listed_for_all_fragments_and_seldom_while_rounds_are_open(
+    deadline_s: float, every_s: float
+) -> None:
+    clock = Script()
+    policy = Policy(islands=2, quorum=2, grace_s=3.0, deadline_s=deadline_s)
+    toy = ToyRun(Settings(policy=policy, sync=Sync(num_fragments=4)), clock=clock)
+    times = listing_times(toy, 60.5, poll_s=0.25)
+    assert times == [every_s * number for number in range(int(60 / every_s) + 1)]
+
+
+def test_a_newcomer_that_no_list_has_shown_yet_is_in_the_close_that_it_is_in_time_for() -> None:
+    toy, clock = patient_run()
+    clock.plan = [(2.0, lambda: toy.send("a", 1)), (3.5, lambda: (toy.send("b", 2), toy.send("c", 3)))]
+    assert listing_times(toy, 9.75, poll_s=0.25) == [0.0]  # Nobody is known: b completes no quorum yet.
+    assert toy.head().version == 0
+    assert listing_times(toy, 20.0, poll_s=0.25) == [9.75, 19.75]
+    assert [entry.island for entry in toy.close(1).chosen] == ["a", "b", "c"]
+
+    clock.plan = [(26.0, lambda: [toy.send(name, 1, base_version=1) for name in "abcd"])]
+    assert listing_times(toy, 27.0, poll_s=0.25) == [20.0, 26.0]  # The second for d, who is new.
+    assert toy.close(2).closed_at - toy.run.created_at == 26.0
+    assert [entry.island for entry in toy.close(2).chosen] == ["a", "b", "c", "d"]
+
+
+def test_a_newcomer_that_only_started_is_waited_for() -> None:
+    toy, clock = patient_run()
+    toy.send("a", 1)
+    toy.send("b", 1)
+    clock.plan = [
+        (2.0, lambda: toy.join("late")),
+        (4.0, lambda: [toy.send(name, 2, base_version=1) for name in "ab"]),
+    ]
+    reports = watched(toy, 6.0)
+    assert toy.head().version == 1
+    assert reports[-1].waiting_for == ("late",)
+
+
+def patient_run() -> tuple[ToyRun, Script]:
+    """The islands are listed every 10 s; two make a quorum."""
+    clock = Script()
+    return ToyRun(Settings(policy=Policy(islands=2, quorum=2, grace_s=30.0, deadline_s=600.0)), clock=clock), clock
+
+
+CUT_OFF = {
+    "while merging": Fault("head", "refuse", key="payloads/", times=3),
+    "before the commit": Fault("put", "refuse", key="commits/", times=3),
+    "answer to the close lost": Fault("put", "lose_answer", key="closes/"),
+    "close refused by itself": Fault("put", "conflict_after", key="closes/"),
+}
+
+
+@pytest.mark.parametrize("fault", CUT_OFF.values(), ids=CUT_OFF)
+def test_its_own_close_is_merged_as_soon_as_the_store_answers(fault: Fault) -> None:
+    toy, _ = toy_run(num_fragments=2)
+    for number in range(2):
+        for name in "ab":
+            toy.send(name, number, fragment=number)
+    reports = watched(toy, 5.0, store=FaultyStore(toy.store, [fault]))
+    merged = [report for report in reports if report.action == "merged"]
+    assert {(report.fragment, report.version, report.takeover) for report in merged} == {(0, 1, False), (1, 1, False)}
+    assert not any(report.action == "elsewhere" for report in reports)
+    for number in range(2):
+        toy.audit(number)
+
+
+def test_a_close_of_another_process_is_waited_for_and_so_is_ones_own_by_a_pass_that_keeps_nothing() -> None:
+    toy, clock = toy_run()
+    toy.send("a", 1)
+    toy.send("b", 1)
+    ids = SeededIds(5)
+    broken = FaultyStore(toy.store, [Fault("head", "refuse", key="payloads/")])
+    with pytest.raises(Unavailable):
+        aggregate(broken, clock=clock, ids=ids, run=toy.run)
+    [report] = aggregate(toy.store, clock=clock, ids=ids, run=toy.run)
+    assert (report.action, report.look_again_s) == ("elsewhere", POLICY.takeover_s)
+    reports = watched(toy, POLICY.takeover_s - 1)
+    assert {report.action for report in reports} == {"elsewhere"}
+    assert [report.takeover for report in watched(toy, POLICY.takeover_s + 1) if report.action == "merged"] == [True]
 
 
 def test_a_fragment_that_the_run_does_not_have_is_refused() -> None:

@@ -541,9 +541,8 @@ def test_strays_are_noted_but_break_nothing(toy: ToyRun) -> None:
     assert {finding.level for finding in report.findings} == {"note"}
 
 
-def test_status_and_metrics_belong_there(toy: ToyRun) -> None:
+def test_status_belongs_there(toy: ToyRun) -> None:
     overwrite(toy, keys.status("a"), b"{}")
-    overwrite(toy, keys.metrics("a", 1), b"{}")
     assert audit(toy.store).findings == ()
 
 

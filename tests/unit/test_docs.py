@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from diloco_blob.aggregate import FragmentReport
+from diloco_blob.aggregate import FragmentReport, aggregate
+from diloco_blob.core.ids import SeededIds
 from diloco_blob.core.settings import PRESETS, Policy, Settings, Sync, parse_settings, preset
 from diloco_blob.protocol.records import Close
 from diloco_blob.store import MeteredStore
@@ -221,3 +222,22 @@ def test_a_pass_asks_for_what_the_page_says() -> None:
     toy.send("b", 2, base_version=1)
     toy.send("c", 3, base_version=1)
     assert asked(1) == (5 + 2 * 3, 1 + 3 + 2 * 3, 5, 1)
+
+
+def test_lists_are_shared_as_the_page_says() -> None:
+    toy = ToyRun(Settings(policy=Policy(islands=2, quorum=2), sync=Sync(num_fragments=4)))
+    meter = MeteredStore(toy.store)
+
+    def lists() -> int:
+        before = meter.usage()
+        aggregate(meter, clock=toy.clock, ids=SeededIds(0), run=toy.run)
+        return meter.usage().since(before).lists
+
+    for name in "ab":
+        toy.join(name)
+    assert lists() == 1  # For all fragments.
+    for number in (1, 3):
+        for name in "ab":
+            toy.send(name, number, fragment=number)
+    assert lists() == 1 + 2  # Two rounds are due.
+    assert [toy.head(number).version for number in range(4)] == [0, 1, 0, 1]

@@ -1,6 +1,7 @@
 """The round's policy: every rule at its boundary, and what must hold for every view."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -121,6 +122,21 @@ def test_quorum_where_nobody_set_one(islands: int, quorum: int) -> None:
     assert Policy(islands=islands, quorum=islands or 7).quorum_or_majority == (islands or 7)
 
 
+def test_a_backlog_closes_at_the_deadline_what_nothing_else_can() -> None:
+    def found(now: float, arrivals: dict[str, float], *, drain: bool = False) -> Decision:
+        return decide(replace(view(now, arrivals), blocked=True), policy, drain=drain)
+
+    policy = Policy(islands=4, quorum=3, grace_s=10.0, deadline_s=100.0, min_contributions=2)
+    for too_few in ({}, {"a": 1.0}):
+        assert found(30, too_few) == Decision(reason=None, look_again_s=70.0)
+        assert found(100, too_few).reason == "backlog"
+    assert found(30, {}, drain=True).reason == "backlog"
+    assert found(30, {"a": 1}, drain=True).reason == "drain"
+    assert found(105, {"a": 1, "b": 99}) == Decision(reason=None, look_again_s=4.0)  # It is going to merge something.
+    assert found(109, {"a": 1, "b": 99}).reason == "deadline"
+    assert found(109, {"a": 1, "b": 2, "c": 3, "d": 4}).reason == "all"
+
+
 # ---- who is waited for
 
 
@@ -184,18 +200,13 @@ def views(draw: st.DrawFn) -> RoundView:
         arrivals={name: OPENED + at for name, at in arrivals.items()},
         active=draw(st.frozensets(NAMES)),
         active_changes_at=later,
+        blocked=draw(st.booleans()),
     )
 
 
 def at_time(seen: RoundView, now: float) -> RoundView:
     """The same round later, nobody having arrived; no newcomer's time having run out."""
-    return RoundView(
-        now=now,
-        opened_at=seen.opened_at,
-        arrivals=seen.arrivals,
-        active=seen.active,
-        active_changes_at=seen.active_changes_at,
-    )
+    return replace(seen, now=now)
 
 
 @given(views(), policies(), NAMES, st.floats(min_value=0, max_value=1), st.booleans())
@@ -204,14 +215,9 @@ def test_more_arrivals_never_make_a_due_round_not_due(
 ) -> None:
     if name in seen.arrivals:
         return
-    more = RoundView(
-        now=seen.now,
-        opened_at=seen.opened_at,
-        arrivals={**seen.arrivals, name: seen.opened_at + when * (seen.now - seen.opened_at)},
-        active=seen.active,
-        active_changes_at=seen.active_changes_at,
-    )
-    if decide(seen, policy, drain=drain).due:
+    arrived = seen.opened_at + when * (seen.now - seen.opened_at)
+    more = replace(seen, arrivals={**seen.arrivals, name: arrived})
+    if decide(seen, policy, drain=drain).reason not in {None, "backlog"}:
         assert decide(more, policy, drain=drain).due
 
 
@@ -259,11 +265,5 @@ def test_sleeping_as_told_reaches_every_deadline_in_few_looks(seen: RoundView, p
 
 @given(views(), policies())
 def test_order_of_the_arrivals_in_the_mapping_is_irrelevant(seen: RoundView, policy: Policy) -> None:
-    turned = RoundView(
-        now=seen.now,
-        opened_at=seen.opened_at,
-        arrivals=dict(reversed(list(seen.arrivals.items()))),
-        active=seen.active,
-        active_changes_at=seen.active_changes_at,
-    )
+    turned = replace(seen, arrivals=dict(reversed(list(seen.arrivals.items()))))
     assert decide(seen, policy) == decide(turned, policy)

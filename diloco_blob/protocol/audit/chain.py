@@ -16,7 +16,7 @@ from diloco_blob.protocol import keys
 from diloco_blob.protocol.audit.listing import Listing
 from diloco_blob.protocol.audit.objects import audit_object, audit_objects
 from diloco_blob.protocol.audit.report import Ledger
-from diloco_blob.protocol.heads import RunInfo, watermark_of
+from diloco_blob.protocol.heads import RunInfo, exists, watermark_of
 from diloco_blob.protocol.records import (
     COUNT_MAX,
     Chosen,
@@ -123,7 +123,7 @@ def _check_end(walk: _Walk) -> None:
     head, listed = walk.version - 1, walk.listing.fragments[walk.fragment]
     if listed.commits.highest > head:
         missing = keys.commit(walk.fragment, walk.version)
-        if not _exists(walk.store, missing):
+        if not exists(walk.store, missing):
             walk.ledger.broken("chain", missing, f"is missing, but version {listed.commits.highest} exists")
     elif listed.closes.highest > head + 1:
         walk.ledger.broken(
@@ -161,7 +161,7 @@ def _audit_last_receipt(walk: _Walk, island: str, seq: int) -> None:
     """The receipt at a watermark, which the list did not show: of a skipped contribution that is its only trace."""
     key = keys.receipt(island, walk.fragment, seq)
     try:
-        missing = not _exists(walk.store, key)
+        missing = not exists(walk.store, key)
     except Corrupt:
         return  # No island's name; that was found before.
     if missing:
@@ -186,7 +186,8 @@ def _audit_close(walk: _Walk, commit: Commit | None) -> Close | None:
         ledger.broken("closes", key, f"its parent is {close.parent}, the version before is {walk.parent}")
     if commit is not None:
         ledger.count(skipped=len(close.skipped))
-    _check_weights(walk, key, close.chosen)
+    if close.chosen:
+        _check_weights(walk, key, close.chosen)
     _audit_watermarks(walk, close, key)
     for item in close.chosen:
         _audit_staleness(walk, item, key)
@@ -261,7 +262,7 @@ def _audit_receipt(walk: _Walk, item: Chosen) -> None:
     walk.generations[item.island] = max(newest, receipt.generation)
     island = walk.listing.islands.get(item.island)
     listed = island.generations.highest if island else 0
-    if receipt.generation > listed and not _exists(walk.store, keys.generation(item.island, receipt.generation)):
+    if receipt.generation > listed and not exists(walk.store, keys.generation(item.island, receipt.generation)):
         ledger.broken("numbering", key, f"is of generation {receipt.generation}, which does not exist")
 
 
@@ -355,14 +356,6 @@ def _read(walk: _Walk, key: str, kind: type[Record]) -> tuple[bytes, Record | No
     except Corrupt as error:
         walk.ledger.broken("records", key, error.message)
         return data, None
-
-
-def _exists(store: ObjectStore, key: str) -> bool:
-    try:
-        store.head(key)
-    except NotFound:
-        return False
-    return True
 
 
 def _shown(numbers: list[int]) -> str:

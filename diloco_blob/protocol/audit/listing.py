@@ -22,7 +22,7 @@ _ISLAND = re.compile(
     r"islands/(?P<name>[^/]+)/(?:generations/(?P<g>\d{6})\.json"
     r"|receipts/(?P<p>\d{4})/(?P<seq>\d{10})\.json"
     r"|(?P<payload>payloads)/\d{4}/\d{10}-\d+-[0-9a-f]{32}\.safetensors\.zst"
-    r"|status\.json|metrics/\d{10}\.jsonl)"
+    r"|status\.json)"
 )
 
 

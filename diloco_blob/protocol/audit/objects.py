@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from diloco_blob.core.errors import Corrupt, NotFound
 from diloco_blob.protocol.audit.report import Ledger
 from diloco_blob.protocol.heads import RunInfo
-from diloco_blob.protocol.layout import fragment_tensors
+from diloco_blob.protocol.layout import fragment_layout
 from diloco_blob.protocol.records import Commit, ObjectRef, Weights
 from diloco_blob.store.base import ObjectStore
 from diloco_blob.wire import (
@@ -34,7 +34,7 @@ class _Broken(Exception):  # noqa: N818 - never leaves this module
 
 def audit_initial(store: ObjectStore, run: RunInfo, fragment: int, ledger: Ledger) -> bool:
     """Version 0 of a fragment; returns whether its weights are sound."""
-    return _audit_params(store, run.run.fragments[fragment], layout_of(run, fragment), ledger)
+    return _audit_params(store, run.run.fragments[fragment], fragment_layout(run.run.tensors, fragment), ledger)
 
 
 def audit_objects(store: ObjectStore, run: RunInfo, commit: Commit, previous: Weights | None, ledger: Ledger) -> bool:
@@ -51,7 +51,7 @@ def audit_objects(store: ObjectStore, run: RunInfo, commit: Commit, previous: We
         Whether the weights of this version are sound.
     """
     audit_object(store, commit.outer, "objects", ledger)
-    layout = layout_of(run, commit.fragment)
+    layout = fragment_layout(run.run.tensors, commit.fragment)
     if previous is None:
         audit_object(store, commit.update, "objects", ledger)
         return _audit_params(store, commit.weights, layout, ledger)
@@ -82,11 +82,6 @@ def audit_object(store: ObjectStore, ref: ObjectRef, promise: str, ledger: Ledge
         ledger.broken(promise, ref.key, _missing_or(error))
         return False
     return True
-
-
-def layout_of(run: RunInfo, fragment: int) -> Layout:
-    """Names and shapes of a fragment's tensors, in the order of every file."""
-    return [(spec.name, spec.shape) for spec in fragment_tensors(run.run.tensors, fragment)]
 
 
 def _audit_params(store: ObjectStore, weights: Weights, layout: Layout, ledger: Ledger) -> bool:
