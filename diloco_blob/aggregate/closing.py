@@ -14,8 +14,8 @@ from diloco_blob.aggregate.gather import Candidate, Mail, gather
 from diloco_blob.core.errors import Conflict, Corrupt, NotFound
 from diloco_blob.outer import Work, island_weights
 from diloco_blob.protocol import keys
-from diloco_blob.protocol.heads import Head
-from diloco_blob.protocol.policy import Decision, RoundView, active_islands, decide, has_contributed
+from diloco_blob.protocol.heads import Head, exists
+from diloco_blob.protocol.policy import RoundView, active_islands, decide, has_contributed
 from diloco_blob.protocol.records import (
     FORMAT,
     Chosen,
@@ -43,6 +43,14 @@ class ClosedRound:
 
 
 @dataclass(frozen=True)
+class Before:
+    """What the version before says of the islands."""
+
+    watermarks: Mapping[str, Watermark]
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class OpenRound:
     """A round that is not due yet."""
 
@@ -65,17 +73,20 @@ def close_round(ctx: Context, head: Head, *, drain: bool = False) -> ClosedRound
     found = read_close(ctx, head)
     if found is not None:
         return found
-    watermarks = _watermarks(ctx, head)
+    policy = ctx.run.run.settings.policy
+    before = _before(ctx, head)
     ctx.roster.expire()
-    mails = gather(ctx, head, watermarks)
-    decision, waiting_for = _decide(ctx, head, watermarks, mails, drain=drain)
+    mails = gather(ctx, head, before.watermarks)
+    view, left = _view(ctx, head, before, mails)
+    decision = decide(view, policy, drain=drain)
     if decision.due and not ctx.roster.fresh:
         num_read = len(mails)
-        mails = gather(ctx, head, watermarks, read=mails, fresh=True)
+        mails = gather(ctx, head, before.watermarks, read=mails, fresh=True)
         if len(mails) > num_read:  # Newcomers: they may be in this version, or be waited for.
-            decision, waiting_for = _decide(ctx, head, watermarks, mails, drain=drain)
+            view, left = _view(ctx, head, before, mails)
+            decision = decide(view, policy, drain=drain)
     ctx.at("close.gathered")
-    arrived = tuple(mail.island for mail in mails if mail.arrived_at is not None)
+    arrived, waiting_for = tuple(view.arrivals), tuple(sorted(view.active - view.arrivals.keys()))
     if decision.reason is None:
         return OpenRound(arrived=arrived, waiting_for=waiting_for, look_again_s=decision.look_again_s)
     if decision.reason == "backlog":
@@ -87,7 +98,7 @@ def close_round(ctx: Context, head: Head, *, drain: bool = False) -> ClosedRound
             *(head.fragment, head.version + 1, arrived[0], decision.reason, ", ".join(waiting_for)),
             extra={"run": ctx.store.url, "fragment": head.fragment, "version": head.version + 1},
         )
-    return _put_close(ctx, head, make_close(ctx, head, watermarks, mails, decision.reason))
+    return _put_close(ctx, head, make_close(ctx, head, Before(before.watermarks, left), mails, decision.reason))
 
 
 def read_close(ctx: Context, head: Head) -> ClosedRound | None:
@@ -108,10 +119,10 @@ def read_close(ctx: Context, head: Head) -> ClosedRound | None:
     return ClosedRound(close=close, digest=record_digest(data), closed_at=info.last_modified, ours=ours)
 
 
-def _watermarks(ctx: Context, head: Head) -> Mapping[str, Watermark]:
-    """Up to where everybody's contributions are history, as of the head."""
+def _before(ctx: Context, head: Head) -> Before:
+    """Up to where everybody's contributions are history, and who has left, as of the head."""
     if head.commit is None:
-        return {}
+        return Before({}, ())
     key = keys.close(head.fragment, head.version)
     try:
         data, _ = ctx.store.get(key)
@@ -119,34 +130,50 @@ def _watermarks(ctx: Context, head: Head) -> Mapping[str, Watermark]:
         raise Corrupt(f"{key} is missing, although that version exists: the run was damaged") from error
     if record_digest(data) != head.commit.close:
         raise Corrupt(f"{key} is not the record that the commit names")
-    return decode(data, Close, run=ctx.run.digest).watermarks
+    close = decode(data, Close, run=ctx.run.digest)
+    return Before(close.watermarks, close.left)
 
 
-def _decide(
-    ctx: Context, head: Head, watermarks: Mapping[str, Watermark], mails: tuple[Mail, ...], *, drain: bool
-) -> tuple[Decision, tuple[str, ...]]:
-    """Whether the round is due, and which active islands are not there yet."""
+def _view(ctx: Context, head: Head, before: Before, mails: tuple[Mail, ...]) -> tuple[RoundView, tuple[str, ...]]:
+    """The open round as the policy sees it, and which islands have left."""
     policy = ctx.run.run.settings.policy
     arrivals = {mail.island: mail.arrived_at for mail in mails if mail.arrived_at is not None}
     blocked = any(mail.blocked for mail in mails)
-    if not arrivals and not blocked:
-        return Decision(reason=None), ()  # Nothing to close, whoever might be waited for.
+    now = ctx.store.now()
+    if not arrivals and not blocked:  # Nothing to close, whoever might be waited for.
+        return RoundView(now=now, opened_at=head.created_at, arrivals={}, active=frozenset()), before.left
     joined = {
         mail.island: at
         for mail in mails
         if not has_contributed(mail.mark) and (at := _joined_at(ctx, mail.island)) is not None
     }
-    now = ctx.store.now()
-    active = active_islands(head_version=head.version, watermarks=watermarks, joined_at=joined, now=now, policy=policy)
+    active = active_islands(
+        head_version=head.version, watermarks=before.watermarks, joined_at=joined, now=now, policy=policy
+    )
+    left = _left(ctx, head, before, mails, active.islands - arrivals.keys())
     view = RoundView(
         now=now,
         opened_at=head.created_at,
         arrivals=arrivals,
-        active=active.islands,
+        active=active.islands - left,
         active_changes_at=active.changes_at,
+        num_known=len(before.watermarks.keys() | joined.keys()),
+        num_left=len(left),
         blocked=blocked,
     )
-    return decide(view, policy, drain=drain), tuple(sorted(active.islands - arrivals.keys()))
+    return view, tuple(sorted(left))
+
+
+def _left(
+    ctx: Context, head: Head, before: Before, mails: tuple[Mail, ...], waited_for: frozenset[str]
+) -> frozenset[str]:
+    """Islands that left after their last contribution: known from the last close, or asked for now if waited for."""
+    silent = {mail.island: mail.mark.seq for mail in mails if not mail.entries}
+    known = set(before.left) & silent.keys()
+    asked = sorted((waited_for & silent.keys()) - known)
+    return frozenset(known) | {
+        name for name in asked if exists(ctx.store, keys.departure(name, head.fragment, silent[name]))
+    }
 
 
 def _joined_at(ctx: Context, island: str) -> float | None:
@@ -156,15 +183,13 @@ def _joined_at(ctx: Context, island: str) -> float | None:
         return None
 
 
-def make_close(
-    ctx: Context, head: Head, watermarks: Mapping[str, Watermark], mails: tuple[Mail, ...], reason: str
-) -> Close:
+def make_close(ctx: Context, head: Head, before: Before, mails: tuple[Mail, ...], reason: str) -> Close:
     """The record: pure, but for its write id and the time.
 
     Args:
         ctx: The pass.
         head: What it follows.
-        watermarks: As of the head.
+        before: As of the head, and who has left since.
         mails: What the islands have, by name; at least one of them something to merge or to skip.
         reason: Why the round is due.
     """
@@ -194,7 +219,8 @@ def make_close(
             for entry in found
         ),
         skipped=tuple(skipped),
-        watermarks={**watermarks, **{mail.island: _moved(mail, version) for mail in mails if mail.entries}},
+        watermarks={**before.watermarks, **{mail.island: _moved(mail, version) for mail in mails if mail.entries}},
+        left=before.left,
         discount=discount,
         opened_at=head.created_at,
         closed_at=ctx.store.now(),

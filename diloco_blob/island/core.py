@@ -6,6 +6,7 @@ generator that yields whenever it cannot go on, so that a training loop can bloc
 interleave it with everything else.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import SupportsFloat
 import msgspec
 
 from diloco_blob.core.clock import Clock
-from diloco_blob.core.errors import InvalidSettings
+from diloco_blob.core.errors import InvalidSettings, Unavailable
 from diloco_blob.core.ids import Ids
 from diloco_blob.core.limits import CURSOR_CHARS_MAX
 from diloco_blob.island.arrays import subset
@@ -160,7 +161,9 @@ class IslandCore:
         self.state = "finishing"
         rest = [trajectory.fragment for trajectory in self.trajectories if trajectory.steps > 0]
         yield from self._send(rest)
-        yield from self._until(lambda: self.outbox.unsent() == 0, "the last contributions are being sent")
+        self.outbox.submit((), before=lambda outbox: self.membership.depart(outbox.next_seq, self.ids))
+        self.driver.wake()
+        yield from self._until(self.outbox.empty, "the last contributions are being sent")
         limit = self.clock.monotonic() + self._patience_s()
         merged = yield from self._until(self._all_history, "the last contributions are being merged", limit=limit)
         if not merged:
@@ -174,9 +177,12 @@ class IslandCore:
         self.state = "done"
 
     def end(self, state: str, message: str = "") -> None:
-        """Stop the pumps and say how it ended."""
+        """Stop the pumps and say how it ended; whoever was stopped on purpose is not waited for."""
         try:
             self.driver.stop()
+            if state == "stopped":
+                with contextlib.suppress(Unavailable):
+                    self.membership.depart(self.outbox.next_seq, self.ids)
         finally:
             self.state, self.message = state, message
             self.reporter.write()
@@ -232,7 +238,7 @@ class IslandCore:
         bases = [self.trajectories[p].version for p in due]
         yield from self._send(due, sent)
         if self.sync.overlap == 0 and due:
-            yield from self._until(lambda: self.outbox.unsent() == 0, "contributions are being sent")
+            yield from self._until(self.outbox.empty, "contributions are being sent")
             limit = self.clock.monotonic() + self._patience_s()
             yield from self._until(
                 lambda: all(self.inbox.version(p) > base for p, base in zip(due, bases, strict=True)),

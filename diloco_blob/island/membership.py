@@ -1,13 +1,15 @@
 """Who this process is: an island's name and generation. The newest generation is the island; older ones are fenced."""
 
+import contextlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from diloco_blob.core.errors import Conflict, Fenced, NotFound
 from diloco_blob.core.ids import Ids
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.heads import RunInfo
-from diloco_blob.protocol.records import FORMAT, Generation, encode
+from diloco_blob.protocol.records import FORMAT, Departure, Generation, encode
 from diloco_blob.store.base import ObjectStore
 
 _NUMBER = re.compile(r"/(\d{6})\.json$")
@@ -29,6 +31,26 @@ class Membership:
         except NotFound:
             return
         raise self.fenced(self.generation + 1)
+
+    def depart(self, next_seq: Mapping[int, int], ids: Ids) -> None:
+        """Say that this island contributes no more for now, so that nobody waits for it.
+
+        Args:
+            next_seq: Number of the contribution that will not come, by fragment.
+            ids: Source of write ids.
+        """
+        for fragment, seq in next_seq.items():
+            record = Departure(
+                format=FORMAT,
+                run=self.run.digest,
+                write_id=ids.fresh(),
+                island=self.name,
+                generation=self.generation,
+                fragment=fragment,
+                seq=seq - 1,
+            )
+            with contextlib.suppress(Conflict):  # said before, after the same contribution
+                self.store.put(keys.departure(self.name, fragment, seq - 1), encode(record), if_absent=True)
 
     def fenced(self, newer: int) -> Fenced:
         """The error that says so."""

@@ -88,14 +88,15 @@ class Outbox:
                 self._queue.append(_Note(before))
             self._queue.extend(_Parcel(item, sent=item.fragment in sent) for item in contributions)
 
-    def unsent(self, fragment: int | None = None) -> int:
-        """Contributions (to one fragment) whose receipt does not exist yet."""
+    def unsent(self, fragment: int) -> int:
+        """Contributions to a fragment whose receipt does not exist yet."""
         with self._lock:
-            return sum(
-                1
-                for item in self._queue
-                if isinstance(item, _Parcel) and fragment in (None, item.contribution.fragment)
-            )
+            return sum(isinstance(item, _Parcel) and item.contribution.fragment == fragment for item in self._queue)
+
+    def empty(self) -> bool:
+        """Whether everything that was submitted is done."""
+        with self._lock:
+            return not self._queue
 
     def pump(self) -> float | None:
         """Do the next piece of work.

@@ -54,6 +54,11 @@ def receipt(name: str, fragment: int, seq: int) -> str:
     return f"islands/{name}/receipts/{fragment:04d}/{seq:010d}.json"
 
 
+def departure(name: str, fragment: int, seq: int) -> str:
+    """After contribution `seq` to `fragment` the island left: nobody need wait for the next one."""
+    return f"islands/{name}/departures/{fragment:04d}/{seq:010d}.json"
+
+
 def payloads(name: str, fragment: int) -> str:
     """The prefix of the bytes of an island's contributions to `fragment`."""
     return f"islands/{name}/payloads/{fragment:04d}/"

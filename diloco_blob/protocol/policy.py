@@ -30,6 +30,10 @@ class RoundView:
     """Islands that are waited for."""
     active_changes_at: float = math.inf
     """When `active` next shrinks by time alone."""
+    num_known: int = 0
+    """Islands that ever started, and those that are expected."""
+    num_left: int = 0
+    """Of these, islands that have left."""
     blocked: bool = False
     """Whether some island's unmergeable receipts are as many as a pass reads: what lies behind them can only be reached
     once a close has skipped them."""
@@ -68,7 +72,8 @@ def decide(view: RoundView, policy: Policy, *, drain: bool = False) -> Decision:
     not close the round alone); when anything is there and no more will come (`drain`); and where nothing of this
     can come true by time alone, `deadline_s` after it opened, if a backlog blocks it (`backlog`: skips and merges
     nothing).
-    Work that arrived before the round opened counts as arriving when it opened.
+    Work that arrived before the round opened counts as arriving when it opened. Islands that have left lower the
+    quorum to those that remain.
 
     Args:
         view: The round as seen.
@@ -78,7 +83,7 @@ def decide(view: RoundView, policy: Policy, *, drain: bool = False) -> Decision:
     num_arrived = len(view.arrivals)
     if num_arrived == 0 and not view.blocked:
         return Decision(reason=None)
-    quorum = policy.quorum_or_majority
+    quorum = _quorum(view, policy)
     has_quorum = num_arrived >= quorum
     if has_quorum and view.active <= view.arrivals.keys():
         return Decision(reason="all")
@@ -102,6 +107,14 @@ def decide(view: RoundView, policy: Policy, *, drain: bool = False) -> Decision:
         moments.append(due_at)
     soonest = min(moments, default=math.inf)
     return Decision(reason=None, look_again_s=None if math.isinf(soonest) else max(0.0, soonest - view.now))
+
+
+def _quorum(view: RoundView, policy: Policy) -> int:
+    """The quorum, or everybody who has not left if these are fewer: islands that are done cannot contribute to it."""
+    quorum = policy.quorum_or_majority
+    if view.num_left == 0:
+        return quorum
+    return min(quorum, max(1, max(view.num_known, policy.islands) - view.num_left))
 
 
 def _nth_arrival(view: RoundView, count: int) -> float:

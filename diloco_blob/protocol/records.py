@@ -108,6 +108,18 @@ class Receipt(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of training in it, by the island's clock; for people."""
 
 
+class Departure(Struct, frozen=True, forbid_unknown_fields=True):
+    """An island has left after contribution `seq` (0: before its first). Its next contribution is its return."""
+
+    format: int
+    run: Digest
+    write_id: str
+    island: str
+    generation: PositiveCount
+    fragment: Count
+    seq: Count
+
+
 class Chosen(Struct, frozen=True, forbid_unknown_fields=True):
     """A contribution that a close takes."""
 
@@ -157,6 +169,8 @@ class Close(Struct, frozen=True, forbid_unknown_fields=True):
     skipped: tuple[Skipped, ...]
     watermarks: dict[str, Watermark]
     """Of every island that ever contributed, after this close."""
+    left: tuple[str, ...]
+    """Islands known to have left and not to have returned; nobody waits for them, and a quorum does without them."""
     discount: float
     """Factor on the whole step; 1 unless `merge.discount` is set."""
     opened_at: float

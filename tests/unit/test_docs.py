@@ -218,7 +218,7 @@ def test_a_pass_asks_for_what_the_page_says() -> None:
 
     assert asked(1) == (3, 1 + 3, 0, 1)
     toy.send("a", 1, base_version=1)
-    assert asked(1) == (3 + 1, 1 + 3 + 1, 0, 1)
+    assert asked(1) == (3 + 1, 1 + 3 + 1 + 2, 0, 1)  # the two more: whether b and c have left
     toy.send("b", 2, base_version=1)
     toy.send("c", 3, base_version=1)
     assert asked(1) == (5 + 2 * 3, 1 + 3 + 2 * 3, 5, 1)

@@ -349,3 +349,37 @@ def test_figures_for_people_go_on_after_a_restart():
     assert after.bytes_up >= before.bytes_up > 0
     assert after.requests > before.requests
     assert after.train_s >= before.train_s > 0
+
+
+def test_nobody_waits_for_islands_that_are_done():
+    """Two islands finish, the third has far to go: its rounds close at once, not at the deadline."""
+    fleet = world(Sync(sync_every=10), islands=3, quorum=2, grace_s=5.0, deadline_s=1000.0)
+    fleet.add_all()
+    for island in fleet.islands[:2]:
+        island.core.steps = 90  # as if they had done most of it before
+    started = fleet.clock.monotonic()
+    fleet.run(120)
+    assert fleet.clock.monotonic() - started < 200
+    assert [len(report.merged) for report in fleet.reports].count(1) >= 8
+    assert {report.reason for report in fleet.reports} <= {"all", "grace"}
+    assert sorted(merged(fleet)) == receipts(fleet)
+
+
+def test_an_island_that_left_is_waited_for_again_once_it_has_contributed():
+    fleet = world(Sync(sync_every=10), islands=2, quorum=2, grace_s=5.0, deadline_s=1000.0)
+    fleet.add_all()
+    for _ in range(30):
+        fleet.tick(100)
+    fleet.islands[1].core.end("stopped")
+    stopped = fleet.islands.pop()
+    alone = len(fleet.reports)
+    for _ in range(60):
+        fleet.tick(100)
+    assert [[item.island for item in report.merged] for report in fleet.reports[alone + 1 :]][:3] == [["island-0"]] * 3
+    again = fleet.add(stopped.name)
+    fleet.run(100)
+    assert again.core.steps == 100
+    assert len(fleet.reports[-1].merged) == 1
+    together = [report for report in fleet.reports if len({item.island for item in report.merged}) == 2]
+    assert len(together) >= 4
+    assert sorted(merged(fleet)) == receipts(fleet)

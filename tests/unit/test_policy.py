@@ -267,3 +267,30 @@ def test_sleeping_as_told_reaches_every_deadline_in_few_looks(seen: RoundView, p
 def test_order_of_the_arrivals_in_the_mapping_is_irrelevant(seen: RoundView, policy: Policy) -> None:
     turned = replace(seen, arrivals=dict(reversed(list(seen.arrivals.items()))))
     assert decide(seen, policy) == decide(turned, policy)
+
+
+# ---- who has left
+
+
+@pytest.mark.parametrize(
+    ("islands", "known", "left", "arrived", "due"),
+    [
+        (3, 3, 0, "a", False),  # the majority of three is two
+        (3, 3, 1, "a", False),  # two remain: both are the quorum
+        (3, 3, 1, "ab", True),
+        (3, 3, 2, "a", True),  # one remains, and is everybody
+        (3, 40, 38, "a", False),  # many came and went; of those expected or known two remain
+        (0, 2, 1, "a", True),
+    ],
+)
+def test_islands_that_left_lower_the_quorum(islands: int, known: int, left: int, arrived: str, due: bool) -> None:
+    policy = Policy(islands=islands, grace_s=50.0, deadline_s=100.0)
+    seen = RoundView(
+        now=OPENED + 2,
+        opened_at=OPENED,
+        arrivals=dict.fromkeys(arrived, OPENED + 1),
+        active=frozenset(arrived),
+        num_known=known,
+        num_left=left,
+    )
+    assert decide(seen, policy).due == due

@@ -21,6 +21,7 @@ _FRAGMENT = re.compile(
 _ISLAND = re.compile(
     r"islands/(?P<name>[^/]+)/(?:generations/(?P<g>\d{6})\.json"
     r"|receipts/(?P<p>\d{4})/(?P<seq>\d{10})\.json"
+    r"|(?P<departure>departures)/\d{4}/\d{10}\.json"
     r"|(?P<payload>payloads)/\d{4}/\d{10}-\d+-[0-9a-f]{32}\.safetensors\.zst"
     r"|status\.json)"
 )
