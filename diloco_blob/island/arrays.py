@@ -15,18 +15,18 @@ def copied(arrays: Mapping[str, np.ndarray]) -> Arrays:
 
 def difference(minuend: Mapping[str, np.ndarray], subtrahend: Mapping[str, np.ndarray]) -> Arrays:
     """`minuend − subtrahend`, tensor by tensor, in fp32."""
-    return {name: array - subtrahend[name] for name, array in minuend.items()}
+    return {name: np.asarray(array - subtrahend[name]) for name, array in minuend.items()}
 
 
 def total(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> Arrays:
     """`left + right`, tensor by tensor, in fp32."""
-    return {name: array + right[name] for name, array in left.items()}
+    return {name: np.asarray(array + right[name]) for name, array in left.items()}
 
 
 def mixed(local: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], alpha: float) -> Arrays:
     """`α·local + (1−α)·new`, in fp32."""
     keep, take = np.float32(alpha), np.float32(1.0 - alpha)
-    return {name: keep * array + take * new[name] for name, array in local.items()}
+    return {name: np.asarray(keep * array + take * new[name]) for name, array in local.items()}
 
 
 def subset(arrays: Mapping[str, np.ndarray], names: Iterable[str]) -> Arrays:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 import torch
 
@@ -72,7 +73,7 @@ class Island:
             name=self.name,
             settings=given if isinstance(given, Settings) or given is None else load_settings(given),
             islands=_expected_islands(),
-            model_config=dict(model_config or {}),
+            model_config=_plain(model_config or {}),
             checkpoint_dir=Path(folder) if folder else None,
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -224,6 +225,7 @@ class TorchPort:
         if torch.cuda.is_available():
             for device, state in enumerate(torch.cuda.get_rng_state_all()):
                 arrays[f"rng/cuda{device}"] = state.numpy()
+        kinds = [type(optimizer).__name__ for optimizer in self._optimizers]
         saved: list[dict[str, Any]] = []
         for number, optimizer in enumerate(self._optimizers):
             values: dict[str, dict[str, Any]] = {}
@@ -237,13 +239,21 @@ class TorchPort:
                     else:
                         values.setdefault(str(index), {})[key] = value
             saved.append(values)
-        return arrays, {"optimizers": saved}
+        try:
+            msgspec.json.encode(saved)
+        except TypeError as error:
+            raise InvalidSettings(
+                f"{', '.join(kinds)} keeps state that a local checkpoint cannot hold: {error}",
+                "use another optimizer, or no checkpoint folder",
+            ) from error
+        return arrays, {"kinds": kinds, "optimizers": saved}
 
     def restore(self, arrays: Mapping[str, np.ndarray], state: Mapping[str, object]) -> None:
         """See `ModelPort.restore`. Learning rates and other group settings stay those of the program."""
         saved: Any = state.get("optimizers", [])
-        if len(saved) != len(self._optimizers):
-            raise Corrupt(f"the checkpoint has {len(saved)} optimizers, the program {len(self._optimizers)}")
+        kinds = [type(optimizer).__name__ for optimizer in self._optimizers]
+        if state.get("kinds") != kinds:
+            raise Corrupt(f"the checkpoint is of {state.get('kinds')}, the program uses {kinds}")
         for number, optimizer in enumerate(self._optimizers):
             entries: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in saved[number].items()}
             for name, array in arrays.items():
@@ -266,8 +276,19 @@ class TorchPort:
                     torch.cuda.set_rng_state(torch.from_numpy(np.array(arrays[f"rng/cuda{device}"])), device)
 
 
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's configuration, if JSON can hold it."""
+    try:
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(config)), type=dict[str, Any])
+    except (TypeError, msgspec.MsgspecError) as error:
+        raise InvalidSettings(
+            f"model_config cannot be kept as JSON: {error}", "use text, numbers, lists, dicts"
+        ) from error
+    return plain
+
+
 def _expected_islands() -> int:
     text = os.environ.get("DILOCO_ISLANDS", "0")
-    if not text.isdigit():
+    if not text.isdecimal():
         raise InvalidSettings(f"DILOCO_ISLANDS is {text!r}", "give the number of islands, or leave it unset")
     return int(text)

@@ -7,6 +7,7 @@ enough to go on without it: then inner optimizer, residual and the progress sinc
 afresh.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class FragmentState(Struct, frozen=True, forbid_unknown_fields=True):
 
     version: int
     next_seq: int
+    sent_at: int
+    """The island's step at which it was last sent."""
     steps: int
     tokens: int
     train_s: float
@@ -72,7 +75,7 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
         Denied: The folder cannot be written to.
     """
     state = msgspec.json.encode(checkpoint.state).decode()
-    arrays = {name: np.ascontiguousarray(array) for name, array in checkpoint.arrays.items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in checkpoint.arrays.items()}
     data = save(arrays, metadata={"state": state})
     temporary = directory / f".{_FILE}.{os.getpid()}"
     try:
@@ -83,7 +86,8 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
             os.fsync(file.fileno())
         temporary.replace(directory / _FILE)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise Denied(
             f"cannot write the local checkpoint in {directory}: {error.strerror or error}",
             "free some space, or give another checkpoint folder",

@@ -8,25 +8,27 @@ interleave it with everything else.
 
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Iterator, Sequence
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import SupportsFloat
 
 import msgspec
+import numpy as np
 
 from diloco_blob.core.clock import Clock
-from diloco_blob.core.errors import InvalidSettings, Unavailable
+from diloco_blob.core.errors import Corrupt, InvalidSettings, Unavailable
 from diloco_blob.core.ids import Ids
 from diloco_blob.core.limits import CURSOR_CHARS_MAX
-from diloco_blob.island.arrays import subset
-from diloco_blob.island.checkpoint import Checkpoint, CheckpointState, FragmentState, save_checkpoint
+from diloco_blob.island.arrays import Arrays
+from diloco_blob.island.checks import check_cursor, checked_tokens
 from diloco_blob.island.inbox import Inbox, poll_bounds
 from diloco_blob.island.joining import IslandOptions, Joined, join_run, put
 from diloco_blob.island.outbox import Outbox, ignore
 from diloco_blob.island.port import ModelPort
 from diloco_blob.island.pumps import Driver
 from diloco_blob.island.reporter import Evals, Reporter, earlier_status
+from diloco_blob.island.saving import Moment, Saver
 from diloco_blob.island.trajectory import Contribution, Trajectory
 from diloco_blob.protocol.layout import fragment_tensors, offsets
 from diloco_blob.protocol.records import FORMAT, Eval, IslandStatus
@@ -34,9 +36,6 @@ from diloco_blob.store import RetryingStore
 from diloco_blob.wire import ErrorFeedback
 
 log = logging.getLogger(__name__)
-
-CHECKPOINT_EVERY_S = 30.0
-"""Shortest time between two local checkpoints of an island that does not wait for its exchanges."""
 
 _TICK_S = 1.0
 """Longest sleep while waiting, so that limits are looked at."""
@@ -74,11 +73,11 @@ class IslandCore:
         self._names = [
             [spec.name for spec in fragment_tensors(self.run.run.tensors, p)] for p in range(self.sync.num_fragments)
         ]
-        self._sent_at_step = [self.steps - self.sync.overlap] * self.sync.num_fragments
+        self._sent_at_step = joined.sent_at or [self.steps - self.sync.overlap] * self.sync.num_fragments
         self._watermarks = [0] * self.sync.num_fragments
         self._finished = False
         now = self.clock.monotonic()
-        self._boundary = self._checkpointed = self._started = now
+        self._boundary = self._started = now
         self._tokens_before = self.tokens
         self._last_arrival = now
         self._first_unmerged: float | None = None
@@ -99,6 +98,7 @@ class IslandCore:
         self.inbox = Inbox(store=self.store, run=self.run, island=self.membership.name, clock=self.clock, ids=self.ids)
         for trajectory in self.trajectories:
             self.inbox.start(trajectory.fragment, trajectory.version, trajectory.mirror)
+        self.saver = Saver(self.options.checkpoint_dir, self.clock, waits=self.sync.overlap == 0, at=self.at)
         self._before = earlier_status(self.store, self.membership.name, self.run.digest)
         if self._before is not None:
             self.evals = Evals(self._before.first_eval, self._before.last_eval)
@@ -130,12 +130,8 @@ class IslandCore:
         """
         if self._finished:
             raise InvalidSettings("this island has finished", "call step() before finish()")
-        if tokens < 1:
-            raise InvalidSettings(
-                f"an inner step of {tokens} tokens", "give step() the tokens of the batch, at least 1"
-            )
-        if len(cursor) > CURSOR_CHARS_MAX:
-            raise InvalidSettings(f"a cursor of {len(cursor)} characters", f"keep it within {CURSOR_CHARS_MAX}")
+        tokens = checked_tokens(tokens)
+        check_cursor(cursor)
         now = self.clock.monotonic()
         seconds = now - self._boundary
         self.train_s += seconds
@@ -188,7 +184,10 @@ class IslandCore:
             self.reporter.write()
 
     def record_eval(self, loss: float, bits_per_byte: float, sample: str = "") -> None:
-        """Remember a held-out evaluation for people."""
+        """Remember a held-out evaluation for people; one that is not finite is not remembered."""
+        if not (math.isfinite(loss) and math.isfinite(bits_per_byte)):
+            log.warning("island %s: an evaluation of %s is not recorded", self.membership.name, loss)
+            return
         self.evals.record(
             Eval(
                 step=self.steps,
@@ -247,12 +246,14 @@ class IslandCore:
             )
         self._adopt_arrived(due)
         if self._abandoned():
-            log.error(
-                "island %s pauses: no version for %d deadlines; is an aggregator running?",
-                self.membership.name,
-                self.sync.pause_after,
+            policy = self.run.run.settings.policy
+            self.message = (
+                f"paused: no version for {self.sync.pause_after} deadlines. Is an aggregator running, and do enough "
+                f"islands contribute (policy.min_contributions = {policy.min_contributions})?"
             )
+            log.error("island %s %s", self.membership.name, self.message)
             yield from self._until(lambda: not self._abandoned(), "no aggregator answers", state="paused")
+            self.message = ""
             log.warning("island %s goes on: a new version is there", self.membership.name)
             self._adopt_arrived(due)
 
@@ -264,10 +265,13 @@ class IslandCore:
             lambda: all(self.outbox.unsent(p) < self.sync.max_in_flight for p in due),
             "earlier contributions are not sent yet",
         )
-        checkpoint = self._checkpoint(due)
+        keep = self.saver.due()
+        local = {p: self.port.read(self._names[p]) for p in (range(self.sync.num_fragments) if keep else due)}
+        self._check_finite(local)
+        write = self.saver.capture(self._moment(due), self.port, self.trajectories, local) if keep else None
         contributions = [
             self.trajectories[p].take(
-                self.port.read(self._names[p]),
+                local[p],
                 step_to=self.steps,
                 tokens_to=self.tokens,
                 cursor=self.cursor,
@@ -277,8 +281,30 @@ class IslandCore:
         ]
         for p in due:
             self._sent_at_step[p] = self.steps
-        self.outbox.submit(contributions, before=checkpoint, sent=sent)
+        self.outbox.submit(contributions, before=write, sent=sent)
         self.driver.wake()
+
+    def _moment(self, due: Sequence[int]) -> Moment:
+        return Moment(
+            run=self.run.digest,
+            island=self.membership.name,
+            steps=self.steps,
+            tokens=self.tokens,
+            cursor=self.cursor,
+            due=tuple(due),
+            sent_at=tuple(self._sent_at_step),
+        )
+
+    def _check_finite(self, local: Mapping[int, Arrays]) -> None:
+        """Before anything is kept or sent: a checkpoint of NaNs would bring them back at every restart."""
+        for arrays in local.values():
+            for name, array in arrays.items():
+                if not np.isfinite(array).all():
+                    raise Corrupt(
+                        f"island {self.membership.name}, step {self.steps}: {name} has a value that is NaN or infinite",
+                        "nothing of it was sent or kept; the same command goes on from the last exchange, but look at "
+                        "the learning rate and the data",
+                    )
 
     def _may_adopt(self, fragment: int, due: Sequence[int]) -> bool:
         """Whether a version may be taken at this boundary without throwing away much that was not sent.
@@ -377,56 +403,6 @@ class IslandCore:
             if trajectory.unmerged(watermark):
                 return False
         return True
-
-    # ---- the local checkpoint -----------------------------------------------------------------------------------
-
-    def _checkpoint(self, due: Sequence[int]) -> Callable[[Outbox], None] | None:
-        """Capture everything now; what is returned writes it once all earlier contributions are sent."""
-        directory = self.options.checkpoint_dir
-        now = self.clock.monotonic()
-        if directory is None or (self.sync.overlap > 0 and now - self._checkpointed < CHECKPOINT_EVERY_S):
-            return None
-        self._checkpointed = now
-        port_arrays, port_state = self.port.capture()
-        arrays = {f"port/{name}": array for name, array in port_arrays.items()}
-        for p, trajectory in enumerate(self.trajectories):
-            arrays |= {f"local/{name}": array for name, array in self.port.read(self._names[p]).items()}
-            arrays |= {f"mark/{name}": array for name, array in subset(trajectory.mark, self._names[p]).items()}
-            arrays |= {f"mirror/{name}": array for name, array in trajectory.mirror.items()}
-            arrays |= {f"reference/{name}": array for name, array in (trajectory.reference or {}).items()}
-        flights = [[(item, item.end) for item in trajectory.in_flight] for trajectory in self.trajectories]
-        counters = [
-            partial(FragmentState, version=t.version, steps=t.steps, tokens=t.tokens, train_s=t.train_s)
-            for t in self.trajectories
-        ]
-        state = partial(
-            CheckpointState,
-            run=self.run.digest,
-            island=self.membership.name,
-            steps=self.steps,
-            tokens=self.tokens,
-            cursor=self.cursor,
-            due=tuple(due),
-            port=port_state,
-        )
-
-        def write(outbox: Outbox) -> None:
-            # Everything taken earlier has its number by now.
-            fragments = []
-            for p, flight in enumerate(flights):
-                numbers = []
-                for item, end in flight:
-                    if item.seq is None:
-                        raise AssertionError("a checkpoint is written after all earlier contributions are sent")
-                    numbers.append(item.seq)
-                    arrays.update({f"end/{p}/{item.seq}/{name}": array for name, array in (end or {}).items()})
-                fragments.append(counters[p](next_seq=outbox.next_seq[p], in_flight=tuple(numbers)))
-            for owed in outbox.residuals().values():
-                arrays.update({f"residual/{name}": array for name, array in owed.items()})
-            self.at("checkpoint")
-            save_checkpoint(directory, Checkpoint(state=state(fragments=tuple(fragments)), arrays=arrays))
-
-        return write
 
 
 def start(

@@ -146,7 +146,6 @@ class Inbox:
         if mirror is None:
             heads[-1], mirror = fetch_params(self.store, self.run, heads[-1])
         newest = heads[-1]
-        follower.mirror, follower.version = mirror, newest.version
         mine = [item for item in newest.commit.merged if item.island == self.island] if newest.commit else []
         tally = newest.tally.get(self.island)
         with self._lock:
@@ -157,6 +156,7 @@ class Inbox:
                 watermark=tally.consumed if tally else 0,
                 staleness=mine[-1].staleness if mine else None,
             )
+            follower.mirror, follower.version = mirror, newest.version
         return True
 
     def _by_updates(self, follower: _Follower, heads: list[Head]) -> Arrays | None:

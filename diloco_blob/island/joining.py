@@ -63,6 +63,8 @@ class Joined:
     sent: frozenset[int] = frozenset()
     """Those of `due` whose receipt exists already."""
     resumed: bool = False
+    sent_at: list[int] | None = None
+    """Step at which each fragment was last sent, where that is known."""
 
 
 def join_run(store: ObjectStore, port: ModelPort, options: IslandOptions, *, ids: Ids) -> Joined:
@@ -183,6 +185,7 @@ def _exactly(
         due=state.due,
         sent=frozenset(p for p in state.due if last[p][0] == state.fragments[p].next_seq),
         resumed=True,
+        sent_at=[fragment.sent_at for fragment in state.fragments],
     )
 
 
@@ -207,7 +210,7 @@ def _from_bucket(
             port.restore(checkpoint.group("port"), checkpoint.state.port)
         except Corrupt as error:
             log.warning("island %s: the local checkpoint's optimizer state is not used: %s", membership.name, error)
-        joined.residuals = checkpoint.group("residual")
+        joined.residuals = _still_owed(run, checkpoint, joined.next_seq)
         state = checkpoint.state
         joined.steps, joined.tokens, joined.cursor = state.steps, state.tokens, state.cursor
     for _, receipt in last:
@@ -247,3 +250,15 @@ def _sent_before(fragment: int, seq: int, version: int, end: Arrays | None) -> C
         end=end,
         seq=seq,
     )
+
+
+def _still_owed(run: RunInfo, checkpoint: Checkpoint, next_seq: dict[int, int]) -> Arrays:
+    """The residuals of fragments to which nothing was sent since the checkpoint; older ones have been paid."""
+    residuals = checkpoint.group("residual")
+    names = [
+        spec.name
+        for p, fragment in enumerate(checkpoint.state.fragments)
+        if fragment.next_seq == next_seq.get(p)
+        for spec in fragment_tensors(run.run.tensors, p)
+    ]
+    return {name: residuals[name] for name in names if name in residuals}

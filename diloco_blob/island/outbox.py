@@ -117,6 +117,7 @@ class Outbox:
             return early
         try:
             if isinstance(item, _Note):
+                self.membership.check_fence()  # a fenced process must not replace the newer one's checkpoint
                 item.action(self)
             else:
                 self._send(item)
@@ -206,16 +207,19 @@ class Outbox:
             try:
                 self.store.put(key, encode(receipt), if_absent=True)
             except Conflict:
-                self._yield_to_newer(key)
+                other = self._yield_to_newer(key)
+                if other is not None and other.parts[0].digest == part.digest and other.step_to == item.step_to:
+                    return seq  # the very bytes that we resumed to send: an earlier process's receipt arrived late
                 seq += 1
             else:
                 return seq
 
-    def _yield_to_newer(self, key: str) -> None:
+    def _yield_to_newer(self, key: str) -> Receipt | None:
         try:
             data, _ = self.store.get(key)
         except NotFound:
-            return  # Collected meanwhile: then it is old, and the next number is ours to try.
+            return None  # Collected meanwhile: then it is old, and the next number is ours to try.
         other = decode(data, Receipt, run=self.membership.run.digest)
         if other.generation >= self.membership.generation:
             raise self.membership.fenced(other.generation)
+        return other

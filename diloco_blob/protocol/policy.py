@@ -72,8 +72,8 @@ def decide(view: RoundView, policy: Policy, *, drain: bool = False) -> Decision:
     not close the round alone); when anything is there and no more will come (`drain`); and where nothing of this
     can come true by time alone, `deadline_s` after it opened, if a backlog blocks it (`backlog`: skips and merges
     nothing).
-    Work that arrived before the round opened counts as arriving when it opened. Islands that have left lower the
-    quorum to those that remain.
+    Work that arrived before the round opened counts as arriving when it opened. Islands that have left lower
+    `quorum` and `min_contributions` to those that remain.
 
     Args:
         view: The round as seen.
@@ -83,7 +83,7 @@ def decide(view: RoundView, policy: Policy, *, drain: bool = False) -> Decision:
     num_arrived = len(view.arrivals)
     if num_arrived == 0 and not view.blocked:
         return Decision(reason=None)
-    quorum = _quorum(view, policy)
+    quorum = _reachable(view, policy, policy.quorum_or_majority)
     has_quorum = num_arrived >= quorum
     if has_quorum and view.active <= view.arrivals.keys():
         return Decision(reason="all")
@@ -93,8 +93,9 @@ def decide(view: RoundView, policy: Policy, *, drain: bool = False) -> Decision:
         if view.now >= quorum_at + policy.grace_s:
             return Decision(reason="grace")
         moments += [quorum_at + policy.grace_s, view.active_changes_at]
-    if num_arrived >= policy.min_contributions:
-        due_at = max(view.opened_at + policy.deadline_s, _nth_arrival(view, policy.min_contributions) + policy.grace_s)
+    enough = _reachable(view, policy, policy.min_contributions)
+    if num_arrived >= enough:
+        due_at = max(view.opened_at + policy.deadline_s, _nth_arrival(view, enough) + policy.grace_s)
         if view.now >= due_at:
             return Decision(reason="deadline")
         moments.append(due_at)
@@ -109,12 +110,11 @@ def decide(view: RoundView, policy: Policy, *, drain: bool = False) -> Decision:
     return Decision(reason=None, look_again_s=None if math.isinf(soonest) else max(0.0, soonest - view.now))
 
 
-def _quorum(view: RoundView, policy: Policy) -> int:
-    """The quorum, or everybody who has not left if these are fewer: islands that are done cannot contribute to it."""
-    quorum = policy.quorum_or_majority
+def _reachable(view: RoundView, policy: Policy, wanted: int) -> int:
+    """`wanted`, or everybody who has not left if these are fewer: islands that are done cannot contribute."""
     if view.num_left == 0:
-        return quorum
-    return min(quorum, max(1, max(view.num_known, policy.islands) - view.num_left))
+        return wanted
+    return min(wanted, max(1, max(view.num_known, policy.islands) - view.num_left))
 
 
 def _nth_arrival(view: RoundView, count: int) -> float:

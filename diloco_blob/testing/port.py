@@ -7,8 +7,14 @@ import numpy as np
 
 from diloco_blob.island.arrays import Arrays, copied
 
-SHAPES: dict[str, tuple[int, ...]] = {"embed": (8, 4), "layer.weight": (4, 4), "layer.bias": (4,), "head": (4, 8)}
-"""A small model's tensors; 100 parameters."""
+SHAPES: dict[str, tuple[int, ...]] = {
+    "embed": (8, 4),
+    "layer.weight": (4, 4),
+    "layer.bias": (4,),
+    "head": (4, 8),
+    "scale": (),
+}
+"""A small model's tensors; 85 parameters, one of them without dimensions."""
 
 
 class ArrayPort:
@@ -30,7 +36,9 @@ class ArrayPort:
         self._shapes = dict(shapes or SHAPES)
         self._rng = np.random.default_rng(seed)
         goal = np.random.default_rng(12345)
-        self._goal = {name: goal.standard_normal(shape).astype(np.float32) for name, shape in self._shapes.items()}
+        self._goal = {
+            name: np.asarray(goal.standard_normal(shape), dtype=np.float32) for name, shape in self._shapes.items()
+        }
         start = initial or {name: self._draw(shape) for name, shape in self._shapes.items()}
         self.weights: Arrays = copied(start)
 
@@ -41,7 +49,7 @@ class ArrayPort:
             error = array - self._goal[name]
             loss += float(np.square(error, dtype=np.float64).sum()) / 2
             gradient = error + np.float32(noise) * self._draw(array.shape)
-            self.weights[name] = array - np.float32(lr) * gradient
+            self.weights[name] = np.asarray(array - np.float32(lr) * gradient)
         return loss
 
     def tensors(self) -> list[tuple[str, tuple[int, ...], str]]:
@@ -50,12 +58,14 @@ class ArrayPort:
 
     def read(self, names: Sequence[str]) -> Arrays:
         """See `ModelPort.read`."""
-        return {name: self.weights[name].copy() for name in names}
+        return {name: np.array(self.weights[name]) for name in names}
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
         """See `ModelPort.write`."""
         for name, array in arrays.items():
-            self.weights[name] = np.array(array, dtype=np.float32)
+            if type(array) is not np.ndarray or array.dtype != np.float32 or array.shape != self._shapes[name]:
+                raise TypeError(f"{name}: fp32 of shape {self._shapes[name]} is wanted, got {array!r}")
+            self.weights[name] = array.copy()
 
     def capture(self) -> tuple[dict[str, np.ndarray], dict[str, object]]:
         """See `ModelPort.capture`: the state of the noise."""
@@ -67,7 +77,7 @@ class ArrayPort:
         self._rng.bit_generator.state = cast(dict[str, Any], _numbers(state["rng"]))
 
     def _draw(self, shape: tuple[int, ...]) -> np.ndarray:
-        return self._rng.standard_normal(shape).astype(np.float32)
+        return np.asarray(self._rng.standard_normal(shape), dtype=np.float32)
 
 
 def _plain(value: object) -> object:
