@@ -84,9 +84,16 @@ def prepare(args: argparse.Namespace) -> tuple[GPTConfig, Tensor, Tensor]:
 
 
 def pick_device(name: str) -> torch.device:
-    """Turn `auto` into the best device there is; on a CPU, leave the other islands their share of cores."""
+    """Turn `auto` into the best device there is; on a CPU, leave the other islands their share of cores.
+
+    Raises:
+        InvalidSettings: There is no such device.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = next(device for device, is_there in there.items() if is_there)
+    if not there[name]:
+        raise InvalidSettings(f"--device {name}: torch finds no such device here", "leave it out, or give --device cpu")
     if name == "cpu":
         islands = os.environ.get("DILOCO_ISLANDS", "")
         share = (os.cpu_count() or 1) // (int(islands) if islands.isdigit() and int(islands) else 1)

@@ -21,8 +21,10 @@ POLL_S = 1.0
 POLL_LOCAL_S = 0.25
 """A folder costs nothing to look at."""
 
-DRAIN_PASSES_MAX = 200
-"""So that a drain ends even if islands go on contributing; a close takes several contributions of each at once."""
+DRAIN_VERSIONS_MAX = 200
+"""Of each fragment, so that a drain ends even if islands go on contributing; a close takes several of each at once."""
+DRAIN_MARGIN_S = 30.0
+"""Longer than `takeover_s` that a drain waits for a version of another aggregator: by then it is ours to merge."""
 
 _EPILOG = """\
 examples:
@@ -62,8 +64,10 @@ def run(args: argparse.Namespace) -> int:
     info = read_run(store)
     printer.num_fragments = len(info.run.fragments)
     if args.drain:
-        drain(store, clock=clock, ids=ids, stop=lambda: False, on_report=printer, fragment=args.fragment)
-        return 0
+        left = drain(store, clock=clock, ids=ids, stop=lambda: False, on_report=printer, fragment=args.fragment)
+        for report in left:
+            print(f"diloco-blob: {left_line(report, printer.num_fragments)}", file=sys.stderr)
+        return 1 if left else 0
     for report in aggregate(store, clock=clock, ids=ids, run=info, fragment=args.fragment):
         printer(report)
     return 0
@@ -100,13 +104,21 @@ class Printer:
             )
             how = f"{report.reason}{', taken over' if report.takeover else ''}"
             return f"{line} [{how}]" if report.action == "merged" else f"{line} [another aggregator was first]"
-        where = f"fragment {report.fragment} " if self.num_fragments > 1 else ""
         if report.action == "elsewhere":
-            return f"{where}version {report.version + 1} is closed; another aggregator is merging it"
+            return left_line(report, self.num_fragments)
+        where = f"fragment {report.fragment} " if self.num_fragments > 1 else ""
         arrived = ", ".join(report.arrived) or "nobody"
         missing = f", waiting for {', '.join(report.waiting_for)}" if report.waiting_for else ""
         again = "" if report.look_again_s is None else f"; look again in {report.look_again_s:.0f} s"
         return f"{where}version {report.version}, round open: {arrived} arrived{missing}{again}"
+
+
+def left_line(report: FragmentReport, num_fragments: int) -> str:
+    """What is still to be merged of a fragment, by the last report of it; a run with one fragment does not name it."""
+    where = f"fragment {report.fragment} " if num_fragments != 1 else ""
+    if report.action == "elsewhere":
+        return f"{where}version {report.version + 1} is closed; another aggregator is merging it"
+    return f"{where}version {report.version} was merged, and islands go on contributing"
 
 
 def drain(
@@ -117,8 +129,10 @@ def drain(
     stop: Callable[[], bool],
     on_report: Callable[[FragmentReport], None],
     fragment: int | None = None,
-) -> None:
+) -> tuple[FragmentReport, ...]:
     """Merge everything that the islands left, however little it is.
+
+    Ends when nothing is pending; what another aggregator closed and does not merge is ours after `takeover_s`.
 
     Args:
         store: The run's store.
@@ -128,20 +142,33 @@ def drain(
         on_report: Given each report as it comes.
         fragment: Only this one; all of them by default.
 
+    Returns:
+        The last report of each fragment of which something may be left; empty if all is merged, or it was told to stop.
+
     Raises:
         NotFound: There is no run at this URL.
     """
     info, hints = read_run(store), dict[int, int]()
-    busy = True
-    for _ in range(DRAIN_PASSES_MAX):
-        if not busy or stop():
-            return
-        busy = False
+    patience_s = info.run.settings.policy.takeover_s + DRAIN_MARGIN_S
+    num_versions, moved_at = 0, clock.monotonic()
+    while not stop():
+        left = []
         for report in aggregate(store, clock=clock, ids=ids, run=info, fragment=fragment, hints=hints, drain=True):
             on_report(report)
-            busy = busy or report.action != "waiting"
-            if report.action == "elsewhere":
-                clock.sleep(min(POLL_S, report.look_again_s or 0.0))
+            if report.action != "waiting":
+                left.append(report)
+        if not left:
+            return ()
+        waits_s = [report.look_again_s or 0.0 for report in left if report.action == "elsewhere"]
+        if len(waits_s) < len(left):
+            num_versions, moved_at = num_versions + 1, clock.monotonic()
+        elif clock.monotonic() > moved_at + patience_s:
+            return tuple(left)
+        else:
+            clock.sleep(min(POLL_S, *waits_s))
+        if num_versions >= DRAIN_VERSIONS_MAX:
+            return tuple(left)
+    return ()
 
 
 def _watch(args: argparse.Namespace, store: ObjectStore, clock: Clock, ids: Ids, printer: Printer) -> int:
@@ -150,8 +177,8 @@ def _watch(args: argparse.Namespace, store: ObjectStore, clock: Clock, ids: Ids,
         signal.signal(number, lambda signum, _: received.append(signum))
     try:
         printer.num_fragments = len(read_run(store).run.fragments)
-    except NotFound:
-        print(f"diloco-blob: waiting for a run at {store.url}", file=sys.stderr, flush=True)
+    except NotFound as error:
+        print(f"diloco-blob: waiting for a run at {store.url}: {error.message}", file=sys.stderr, flush=True)
 
     def on_report(report: FragmentReport) -> None:
         printer.num_fragments = max(printer.num_fragments, report.fragment + 1)

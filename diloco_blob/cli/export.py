@@ -1,7 +1,8 @@
 """`diloco-blob export`: a run's weights as `model.safetensors` in the Hugging Face layout.
 
 One tensor at a time goes from the bucket into the file, checked against the digests in the run's commits before the
-file gets its name. Files that are not an earlier export of the same run are not overwritten.
+file gets its name. Frozen parameters and buffers are not exchanged, so they are in no bucket and not in the file. Files
+that are not an earlier export of the same run are not overwritten.
 """
 
 import argparse
@@ -33,8 +34,10 @@ examples:
   diloco-blob export s3://bucket/run model/
   diloco-blob export demo/run model/ --at 12
 
-Writes model.safetensors (every tensor in the type that it has in the model), config.json (the model's configuration as
-the script gave it) and diloco.json (which run, which version). Needs nothing but the right to read the bucket.
+Writes model.safetensors (every trained parameter in the type that it has in the model), config.json (the model's
+configuration as the script gave it) and diloco.json (which run, which version). What islands do not exchange is not in
+the file: frozen parameters (requires_grad=False), buffers, and the further names of tied parameters. Load it with
+strict=False into a model that has these. Needs nothing but the right to read the bucket.
 """
 
 _DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {

@@ -7,21 +7,26 @@ and the same command goes on from there.
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 from msgspec import Struct
 
+from diloco_blob.aggregate.report import FragmentReport
+from diloco_blob.cli.lock import locked
 from diloco_blob.cli.plan import Plan, aggregator_commands, check, island_commands, new_run
 from diloco_blob.cli.processes import POLL_S, Child, State, stop_all
 from diloco_blob.cli.progress import Board, Scene, make_board
+from diloco_blob.cli.run_status import IslandView, RunStatus
 from diloco_blob.cli.urls import RUNS, default_workdir, folder_of
 from diloco_blob.cli.watcher import Watcher
 from diloco_blob.core.clock import Clock, SystemClock
-from diloco_blob.core.errors import DilocoError, NotFound
+from diloco_blob.core.errors import DilocoError, Fenced, InvalidSettings, NotFound
 from diloco_blob.core.ids import Ids, SystemIds
 from diloco_blob.store import open_store
 
@@ -43,9 +48,14 @@ Words after SCRIPT are the script's own. Each island is a process `python SCRIPT
   DILOCO_ISLANDS         how many there are            DILOCO_SETTINGS        as given by --settings
   DILOCO_CHECKPOINT_DIR  a local folder of its own     OMP_NUM_THREADS        its share of the cores, unless set
 
-An island or aggregator that dies is started again, and an island that ends with exit code 0 is done. Ctrl-C stops all;
-the same command resumes. Logs and checkpoints are in --dir: by default beside the run's folder, as FOLDER.work, or
-under {RUNS}/ if the run is in a bucket. On another machine the same script joins with the first two variables.
+An island or aggregator that dies is started again. Exit codes of an island: 0 done; 2 the words or settings are wrong;
+3 another process has taken it over. After 2 or 3 all is stopped at once. A process that dies again and again without
+progress (an island with no new step, an aggregator with no new version), --max-restarts times, is given up: the
+others go on to the end, and then the exit code of all is 1. Ctrl-C stops all; the same command resumes.
+
+Logs and checkpoints are in --dir, which only one launch at a time can use: by default beside the run's folder, as
+FOLDER.work, or under {RUNS}/ if the run is in a bucket. On another machine the same script joins with the
+first two variables.
 """
 
 
@@ -59,7 +69,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--aggregators", type=_at_least(0), default=1, metavar="N", help="aggregators beside them (default 1)")
     add("--export", type=Path, metavar="DIR", help="at the end, write the model there")
     add("--dir", type=Path, metavar="WORKDIR", help="where logs and checkpoints go")
-    add("--max-restarts", type=_at_least(0), default=10, metavar="N", help="restarts of each process (default 10)")
+    add(
+        "--max-restarts",
+        type=_at_least(0),
+        default=10,
+        metavar="N",
+        help="restarts of a process without progress in between (default 10)",
+    )
     add("script", metavar="SCRIPT", type=Path, help="your training script, for example workers/train.py")
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
 
@@ -89,13 +105,15 @@ def run(args: argparse.Namespace) -> int:
         from diloco_blob.cli.export import check_directory
 
         check_directory(plan.export, url)
-    return Launch(plan, clock, ids).run(fresh=args.run is None)
+    with locked(plan.workdir):
+        return Launch(plan, clock, ids).run(fresh=args.run is None)
 
 
 class _Outcome(Struct, frozen=True):
     """How the islands' work ended."""
 
     failure: DilocoError | None = None
+    """Why nothing goes on."""
     signal: int = 0
 
 
@@ -117,6 +135,8 @@ class Launch:
         self._aggregators = [
             Child(command, clock, plan.max_restarts) for command in aggregator_commands(plan, os.environ)
         ]
+        self._earlier: dict[str, int] = {}
+        """Starts of each island before this launch."""
         self._watcher = Watcher(open_store(plan.run), LOOK_LOCAL_S if folder_of(plan.run) else LOOK_S)
 
     @property
@@ -138,6 +158,8 @@ class Launch:
         try:
             board.say(f"run {self._plan.run}: {self._plan.islands} islands, logs in {_short(self._plan.workdir)}/logs")
             self._watcher.start()
+            found = self._watcher.latest()
+            self._earlier = {island.name: island.generation for island in found.status.islands} if found else {}
             outcome = self._supervise(board, started)
             self._stop_rest(board, outcome)
             if outcome.signal == 0 and outcome.failure is None:
@@ -153,10 +175,14 @@ class Launch:
         if outcome.failure is not None:
             raise outcome.failure
         if outcome.signal:
-            where = f"; add --run {self._plan.run}" if fresh else ""
+            where = f"; add --run {shlex.quote(self._plan.run)}" if fresh else ""
             print(f"stopped; nothing is lost, the same command resumes{where}", file=sys.stderr)
             return 128 + outcome.signal
         self._summarise(self._clock.monotonic() - started)
+        given_up = [child.failure for child in self._children if child.failure is not None]
+        if given_up:
+            more = f"; and {len(given_up) - 1} more" if len(given_up) > 1 else ""
+            raise DilocoError(f"{given_up[0].message}{more}", given_up[0].hint)
         return 0
 
     def _catch_signals(self) -> Callable[[], None]:
@@ -175,7 +201,7 @@ class Launch:
         return restore
 
     def _supervise(self, board: Board, started: float) -> _Outcome:
-        """Keep every process running until all islands are done, one has failed for good, or a signal came."""
+        """Keep every process running until all islands have ended, going on is no use, or a signal came."""
         for child in self._children:
             child.start()
         shown = 0.0
@@ -184,18 +210,39 @@ class Launch:
                 return _Outcome(signal=self._signals[0])
             for child in self._children:
                 event = child.poll()
-                if event is not None:
-                    board.say(f"{event.name} {event.text}" if child.failure is None else event.text)
+                if event is None:
+                    continue
+                board.say(f"{event.name} {event.text}" if child.failure is None else event.text)
                 if child.failure is not None:
-                    return _Outcome(failure=child.failure)
-            if all(child.state is State.DONE for child in self._islands):
+                    if self._is_the_end(child):
+                        return _Outcome(failure=child.failure)
+                    board.say(f"{event.name} IS GIVEN UP: the others go on, without it ({child.failure.hint})")
+            if all(child.state in {State.DONE, State.FAILED} for child in self._islands):
                 return _Outcome()
             now = self._clock.monotonic()
             if now - shown >= SHOW_S:
+                self._note_progress()
                 board.versions(self._watcher.new_lines())
                 board.show(self._scene(now - started))
                 shown = now
             self._clock.sleep(POLL_S)
+
+    def _is_the_end(self, child: Child) -> bool:
+        """Whether nothing can go on after a child has failed: a mistake, a take-over, or none of its kind is left."""
+        kind = self._islands if child in self._islands else self._aggregators
+        return isinstance(child.failure, InvalidSettings | Fenced) or all(one.state is State.FAILED for one in kind)
+
+    def _note_progress(self) -> None:
+        """Tell the children how far the run is: restarts count only while nothing comes of them."""
+        found = self._watcher.latest()
+        if found is None:
+            return
+        views = {island.name: island for island in found.status.islands}
+        for island in self._islands:
+            if view := views.get(island.command.name):
+                island.got_to(view.steps, view.accepted)
+        for aggregator in self._aggregators:
+            aggregator.got_to(sum(head.version for head in found.heads))
 
     def _stop_rest(self, board: Board, outcome: _Outcome) -> None:
         """Stop what still runs: the aggregators after a good end, everything after another."""
@@ -208,7 +255,7 @@ class Launch:
 
     def _drain(self, board: Board) -> None:
         """What islands sent last is merged, however little it is."""
-        from diloco_blob.cli.aggregate import drain
+        from diloco_blob.cli.aggregate import drain, left_line
 
         self._watcher.stop()
         self._watcher.look_once()
@@ -216,16 +263,28 @@ class Launch:
         if elsewhere:
             board.say(f"{', '.join(elsewhere)} still at work elsewhere: the run goes on")
             return
+        told: set[int] = set()
+        found = self._watcher.latest()
+        num_fragments = len(found.heads) if found else 0
+
+        def tell(report: FragmentReport) -> None:
+            if report.action == "elsewhere" and report.look_again_s and report.fragment not in told:
+                told.add(report.fragment)
+                board.say(f"{left_line(report, num_fragments)}: waiting for that, at most {report.look_again_s:.0f} s")
+
         try:
-            drain(
+            left = drain(
                 open_store(self._plan.run),
                 clock=self._clock,
                 ids=self._ids,
                 stop=lambda: bool(self._signals),
-                on_report=lambda _: None,
+                on_report=tell,
             )
         except NotFound:
             return  # The summary says so.
+        for report in left:
+            how = f"diloco-blob aggregate {shlex.quote(self._plan.run)} --drain"
+            board.say(f"{left_line(report, num_fragments)}: to merge what is left, {how}")
         self._watcher.look_once()
         board.versions(self._watcher.new_lines())
 
@@ -242,7 +301,7 @@ class Launch:
         return Scene(
             elapsed_s=elapsed_s,
             run=self._plan.run,
-            status=found.status if found else None,
+            status=self._without_earlier(found.status) if found else None,
             states={c.command.name: c.state.value for c in self._islands if c.state in told},
             restarts={c.command.name: c.restarts for c in self._islands},
             aggregators={
@@ -251,6 +310,17 @@ class Launch:
             },
             trouble=self._watcher.trouble(),
         )
+
+    def _without_earlier(self, status: RunStatus) -> RunStatus:
+        """What our islands said of themselves before this launch says nothing of now: they are starting."""
+        ours = {child.command.name for child in self._islands}
+
+        def now(island: IslandView) -> IslandView:
+            if island.name not in ours or island.generation > self._earlier.get(island.name, 0):
+                return island
+            return msgspec.structs.replace(island, state="starting", generation=0)
+
+        return msgspec.structs.replace(status, islands=tuple(now(island) for island in status.islands))
 
     def _summarise(self, elapsed_s: float) -> None:
         from diloco_blob.cli.export import export
@@ -272,7 +342,7 @@ class Launch:
         console.print()
         if self._plan.export:
             console.print(f"model                    {export(store, self._plan.export)}", soft_wrap=True)
-        console.print(f"audit it                 diloco-blob verify {self._plan.run}", soft_wrap=True)
+        console.print(f"audit it                 diloco-blob verify {shlex.quote(self._plan.run)}", soft_wrap=True)
 
 
 def _at_least(low: int) -> Callable[[str], int]:

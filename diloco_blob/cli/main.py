@@ -6,8 +6,8 @@ typed, so that `--help` is quick. Torch is never imported from here.
     diloco-blob --help
     python -m diloco_blob.cli.main status demo/run
 
-Exit codes: 0 done, 1 a promise is broken or the run failed, 2 the words or settings are wrong, 130 and 143 stopped by
-Ctrl-C and by SIGTERM.
+Exit codes: 0 done, 1 a promise is broken or the run failed, 2 the words or settings are wrong, 3 taken over by another
+process, 130 and 143 stopped by Ctrl-C and by SIGTERM.
 """
 
 import argparse
@@ -36,6 +36,8 @@ examples:
   diloco-blob export s3://bucket/run model/              take the model away
 
 A run is named by its URL: s3://bucket/prefix, gs://bucket/prefix, file:///path, or the path of a folder.
+Exit codes: 0 done, 1 a promise is broken or the run failed, 2 the words or settings are wrong, 3 taken over by another
+process.
 `diloco-blob COMMAND --help` explains a command.
 """
 

@@ -46,8 +46,8 @@ def check(plan: Plan, store: ObjectStore, ids: Ids) -> None:
     """Everything that can be known to be wrong before a process starts.
 
     Raises:
-        InvalidSettings: No such script; settings that are wrong, or not those of the run; a store that cannot carry a
-            run.
+        InvalidSettings: No such script; settings that are wrong, ask for more islands than there will be, or are not
+            those of the run; a store that cannot carry a run.
         Denied, NotFound, Unavailable: The store cannot be used.
     """
     if not plan.script.is_file():
@@ -58,8 +58,9 @@ def check(plan: Plan, store: ObjectStore, ids: Ids) -> None:
     probe(store, ids)
     try:
         run = read_run(store)
-    except NotFound:
-        pass  # The first island creates it.
+    except NotFound:  # The first island creates it.
+        if settings:
+            settings.resolved(plan.islands)
     else:
         found = conflicts(run.run.settings, settings) if settings else []
         if found:

@@ -3,13 +3,13 @@
 Each child has its own session, so that Ctrl-C in a terminal reaches it only through us, and its own log file, to which
 each start appends. A child that dies is started again by the same command: at once if it had lived for a while,
 otherwise after a pause that doubles. It is not started again when that cannot help: exit code 0 (done), exit code 2
-(the words or settings are wrong), or when a newer process has taken its island over. Signals go to process ids that we
-have not reaped yet, so they cannot reach a stranger who got the number later.
+(the words or settings are wrong), exit code 3 (a newer process has taken its island over), or when it died too often
+without having got any further in between. Signals go to process ids that we have not reaped yet, so they cannot reach a
+stranger who got the number later.
 """
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from diloco_blob.core.clock import Clock
-from diloco_blob.core.errors import DilocoError, InvalidSettings
+from diloco_blob.core.errors import DilocoError, Fenced, InvalidSettings
 
 QUICK_S = 10.0
 """A child that lived shorter than this died quickly."""
@@ -32,8 +32,8 @@ TAIL_BYTES = 16_384
 LINE_CHARS_MAX = 600
 
 _GUARD = Path(__file__).with_name("guard.py")
-_FENCED = re.compile(r"\bfenced\b|was started again by another process", re.IGNORECASE)
-"""How `Fenced` looks as the last line of a log: its own words, or its name at the end of a traceback."""
+_FENCED = f"{Fenced.__module__}.{Fenced.__qualname__}: "
+"""How the last line of a traceback begins, of a script that lets `Fenced` pass: Python then exits with 1, not 3."""
 
 
 class State(Enum):
@@ -70,16 +70,19 @@ class Child:
     Args:
         command: How to start it.
         clock: Time for pauses.
-        max_restarts: How often it may be started again.
+        max_restarts: How often it may be started again without having got any further in between.
     """
 
     def __init__(self, command: Command, clock: Clock, max_restarts: int) -> None:
         self.command = command
         self.state = State.PAUSED
         self.restarts = 0
+        """In all."""
         self.failure: DilocoError | None = None
         self._clock = clock
         self._max_restarts = max_restarts
+        self._best: tuple[int, ...] = ()
+        self._in_vain = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._start_at = 0.0
@@ -90,6 +93,13 @@ class Child:
     def pid(self) -> int | None:
         """Of the running process; None if there is none."""
         return self._process.pid if self._process else None
+
+    def got_to(self, *figures: int) -> None:
+        """Take note how far its work is, by figures that rise: if one is higher than ever, restarts count anew."""
+        best = tuple(map(max, figures, self._best or figures))
+        if best != self._best:
+            self._best = best
+            self._in_vain = int(self.restarts > 0 and self.state is State.PAUSED)
 
     def start(self) -> None:
         """Start the process, its output appended to the log.
@@ -121,7 +131,7 @@ class Child:
         """Look after the process: notice its end, start it again when it is time."""
         if self.state is State.PAUSED and self._clock.monotonic() >= self._start_at:
             self.start()
-            return Event(self.command.name, f"started again (restart {self.restarts} of {self._max_restarts})")
+            return Event(self.command.name, f"started again (restart {self._in_vain} of {self._max_restarts})")
         if self.state is not State.RUNNING:
             return None
         code = self._reap()
@@ -129,15 +139,27 @@ class Child:
 
     def last_line(self) -> str:
         """The last line that the newest process wrote to its log; empty if it wrote none."""
+        lines = self._tail()
+        return lines[-1][:LINE_CHARS_MAX] if lines else ""
+
+    def _tail(self) -> list[str]:
         try:
             with self.command.log.open("rb") as log:
                 log.seek(0, os.SEEK_END)
                 log.seek(max(self._log_offset, log.tell() - TAIL_BYTES))
-                text = log.read().decode(errors="replace")
+                text = log.read(TAIL_BYTES).decode(errors="replace").replace("\0", "")  # holes that a crash left
         except OSError:
-            return ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:LINE_CHARS_MAX] if lines else ""
+            return []
+        return [line.strip() for line in text.splitlines() if line.strip()]
+
+    def _why_silent(self) -> str:
+        """Why the log has no last words, if that is because nothing can be written there (a full disk); else empty."""
+        try:
+            with self.command.log.open("ab", buffering=0) as log:
+                log.write(b"launch: it ended without a word\n")
+        except OSError as error:
+            return f"nothing can be written to its log: {error.strerror or error}"
+        return ""
 
     def terminate(self) -> None:
         """Ask the process to stop (SIGTERM); never start it again."""
@@ -178,16 +200,16 @@ class Child:
             return Event(name, "done")
         how = _how(code)
         said = f": {line}" if line else ""
+        if not line and (reason := self._why_silent()):
+            said = f"; {reason}"
         if code == InvalidSettings.exit_code:
             return self._fail(InvalidSettings(f"{name} {how}{said}", f"log: {self.command.log}"))
-        if code == 1 and _FENCED.search(line):
-            return self._fail(
-                DilocoError(f"{name} was taken over by a newer process{said}", f"log: {self.command.log}")
-            )
-        if self.restarts >= self._max_restarts:
+        if code == Fenced.exit_code or any(said_so.startswith(_FENCED) for said_so in self._tail()):
+            return self._fail(Fenced(f"{name} was taken over by a newer process{said}", f"log: {self.command.log}"))
+        if self._in_vain >= self._max_restarts:
             return self._fail(
                 DilocoError(
-                    f"{name} {how}, after {self.restarts} restarts{said}",
+                    f"{name} {how}, after {self._in_vain} restarts without progress{said}",
                     f"log: {self.command.log}; --max-restarts allows more",
                 )
             )
@@ -195,6 +217,7 @@ class Child:
         self._quick = self._quick + 1 if now - self._started_at < QUICK_S else 0
         pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** (self._quick - 1)) if self._quick else 0.0
         self.restarts += 1
+        self._in_vain += 1
         self._start_at = now + pause
         self.state = State.PAUSED
         again = f"again in {pause:.1f} s" if pause else "again at once"

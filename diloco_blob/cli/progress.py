@@ -119,6 +119,8 @@ class PlainBoard:
             self.say(scene.trouble)
         self._trouble = scene.trouble
         for island in scene.status.islands if scene.status else ():
+            if island.generation == 0:
+                continue  # It has not said anything yet.
             state = scene.states.get(island.name, island.state)
             before = self._shown.get(island.name, (-PLAIN_EVERY_S, "", -1))
             if scene.elapsed_s - before[0] >= PLAIN_EVERY_S and (state, island.steps) != before[1:]:

@@ -8,12 +8,13 @@ contributions comes from the head commits, which are the record; speed, bytes an
 
 from collections.abc import Mapping
 
+import msgspec
 from msgspec import Struct
 
 from diloco_blob.core.errors import Corrupt, InvalidSettings, NotFound
 from diloco_blob.core.ids import check_island_name
 from diloco_blob.protocol import keys
-from diloco_blob.protocol.heads import Head, RunInfo, find_head, read_run
+from diloco_blob.protocol.heads import Head, RunInfo, exists, find_head, read_run
 from diloco_blob.protocol.layout import fragment_tensors, num_elements
 from diloco_blob.protocol.records import Eval, IslandStatus, Tally, decode
 from diloco_blob.store.base import ObjectStore
@@ -22,9 +23,10 @@ FRESH_S = 10.0
 """An island's own word on how far it is behind counts this long; after that, it is reckoned from what it last had."""
 
 SILENT_S = 60.0
-"""An island that says it works, but has not written its status for this long, is shown as silent."""
+"""An island that says it works, but has not written its status for this long, is shown as silent; or as left, if that
+is on record."""
 
-_ENDED = ("done", "stopped", "fenced", "failed")
+_ENDED = ("done", "stopped", "fenced", "failed", "left")
 
 
 class FragmentView(Struct, frozen=True):
@@ -46,8 +48,8 @@ class IslandView(Struct, frozen=True):
 
     name: str
     state: str
-    """The island's own word; `silent` if it says that it works but has not been heard for a minute; `unknown` without
-    status."""
+    """The island's own word; `silent` if it says that it works but has not been heard for a minute, `left` if after its
+    last contribution it said that no more will come; `unknown` without status."""
     generation: int
     """How often it was started."""
     steps: int
@@ -173,7 +175,7 @@ def look(store: ObjectStore, previous: Look | None = None) -> Look:
     now = store.now()
     sizes = tuple(num_elements(fragment_tensors(info.run.tensors, p)) for p in range(len(heads)))
     reports = {name: _read_status(store, info, name) for name in names}
-    islands = tuple(_island(name, reports[name], heads, sizes, now) for name in names)
+    islands = tuple(_told_left(store, _island(name, reports[name], heads, sizes, now), heads) for name in names)
     status = RunStatus(
         run=store.url,
         created_at=info.created_at,
@@ -254,6 +256,15 @@ def _island(
         heard_s=heard_s,
         message=found.message if found else "",
     )
+
+
+def _told_left(store: ObjectStore, island: IslandView, heads: tuple[Head, ...]) -> IslandView:
+    """A silent island that has left after its last merged contribution is not missing. One HEAD for a silent one."""
+    if island.state != "silent":
+        return island
+    merged = heads[0].tally.get(island.name, Tally()).consumed
+    left = exists(store, keys.departure(island.name, heads[0].fragment, merged))
+    return msgspec.structs.replace(island, state="left") if left else island
 
 
 def _totals(islands: tuple[IslandView, ...], heads: tuple[Head, ...], sizes: tuple[int, ...]) -> Totals:

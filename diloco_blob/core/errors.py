@@ -2,7 +2,8 @@
 
 Every error has a stable `kind` (for programs), one line of text (for people) and a `hint` that says what to do next.
 The command line turns any `DilocoError` into that one line and an exit code; nothing else reaches a user as a
-traceback.
+traceback. Exit codes: 0 done, 1 a promise is broken or the run failed, 2 the words or settings are wrong, 3 taken over
+by another process.
 """
 
 
@@ -49,6 +50,7 @@ class Fenced(DilocoError):  # noqa: N818
     """A newer process has taken over this island. Stop; nothing that was receipted is lost."""
 
     kind = "fenced"
+    exit_code = 3
 
 
 class Unavailable(DilocoError):  # noqa: N818

@@ -6,6 +6,7 @@ are DiLoCo's (arXiv 2311.08105); those of `merge` and `policy` are ours, for isl
 `preset(name)` gives each published method whole.
 """
 
+import math
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -95,7 +96,8 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """When a round is closed. All times by the store's clock."""
 
     islands: NonNegative = 0
-    """Islands that are expected; 0 if nobody knows. Only used to choose `quorum` when that is 0."""
+    """Islands that are expected; 0 if nobody knows. Used to choose `quorum` when that is 0, and to refuse settings that
+    ask for more islands than there are."""
     quorum: NonNegative = 0
     """Islands that must have contributed before grace starts. 0: the majority of `islands`; 1 if nobody knows them."""
     grace_s: Seconds = 10.0
@@ -132,6 +134,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     policy: Policy = Policy()
 
     def __post_init__(self) -> None:
+        for name, value in _flat(self):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} ({value}) must be a finite number")  # JSON, so run.json, has no other
         if self.sync.overlap >= self.sync.sync_every:
             raise ValueError(
                 f"sync.overlap ({self.sync.overlap}) must be smaller than sync.sync_every ({self.sync.sync_every})"
@@ -139,6 +144,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         if 0 < self.policy.islands < self.policy.quorum:
             raise ValueError(
                 f"policy.quorum ({self.policy.quorum}) cannot exceed policy.islands ({self.policy.islands})"
+            )
+        if 0 < self.policy.islands < self.policy.min_contributions:
+            raise ValueError(
+                f"policy.min_contributions ({self.policy.min_contributions}) cannot exceed "
+                f"policy.islands ({self.policy.islands})"
             )
         if self.policy.grace_s > self.policy.deadline_s:
             raise ValueError(
@@ -148,10 +158,23 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("sync.adopt = 'mix' needs sync.overlap ≥ 1: without overlap there is nothing to mix")
 
     def resolved(self, islands: int = 0) -> "Settings":
-        """These settings as `run.json` keeps them: `policy.islands` and `policy.quorum` filled in where they are 0."""
+        """These settings as `run.json` keeps them: `policy.islands` and `policy.quorum` filled in where they are 0.
+
+        Args:
+            islands: How many are expected, where the settings do not say so themselves; 0 if nobody knows.
+
+        Raises:
+            InvalidSettings: They ask for more islands than there are.
+        """
         known = self.policy.islands or islands
         policy = msgspec.structs.replace(self.policy, islands=known)
-        return msgspec.structs.replace(self, policy=msgspec.structs.replace(policy, quorum=policy.quorum_or_majority))
+        policy = msgspec.structs.replace(policy, quorum=policy.quorum_or_majority)
+        try:
+            return msgspec.structs.replace(self, policy=policy)
+        except ValueError as error:
+            raise InvalidSettings(
+                f"with {known} islands, {error}", "start more, or set policy.islands to the number of all of them"
+            ) from error
 
 
 def preset(name: str) -> Settings:

@@ -181,7 +181,8 @@ class IslandCore:
                     self.membership.depart(self.outbox.next_seq, self.ids)
         finally:
             self.state, self.message = state, message
-            self.reporter.write()
+            if state != "fenced":  # then the status is the newer process's
+                self.reporter.write()
 
     def record_eval(self, loss: float, bits_per_byte: float, sample: str = "") -> None:
         """Remember a held-out evaluation for people; one that is not finite is not remembered."""

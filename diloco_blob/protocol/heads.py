@@ -45,16 +45,22 @@ def read_run(store: ObjectStore) -> RunInfo:
     """Read `run.json`.
 
     Raises:
-        NotFound: There is no run at this URL.
+        NotFound: There is no run at this URL, or not even the bucket.
         Corrupt: It cannot be read by this program.
     """
     try:
         data, info = store.get(keys.RUN)
     except NotFound as error:
+        if keys.RUN not in error.message:
+            raise  # It is the bucket that does not exist, and the store says so.
         raise NotFound(
             f"there is no run at {store.url}", "check the URL; an island creates the run when it starts"
         ) from error
-    return RunInfo(run=decode(data, Run), digest=record_digest(data), created_at=info.last_modified)
+    try:
+        run = decode(data, Run)
+    except Corrupt as error:
+        raise Corrupt(f"{keys.RUN} in {store.url}: {error.message}", error.hint) from error
+    return RunInfo(run=run, digest=record_digest(data), created_at=info.last_modified)
 
 
 def read_head(store: ObjectStore, run: RunInfo, fragment: int, version: int) -> Head:

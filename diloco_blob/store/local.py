@@ -53,7 +53,7 @@ class LocalStore:
 
     def __init__(self, url: str, *, clock: Clock | None = None, ids: Ids | None = None) -> None:
         self.url = url
-        self.root = _folder(url)
+        self.root = local_folder(url).absolute()
         self._clock = clock or SystemClock()
         self._ids = ids or SystemIds()
         self._date = StoreDate(self._clock, _MTIME_RESOLUTION_S)
@@ -208,9 +208,19 @@ class LocalStore:
         return any(path.is_file() for path in (self.root, *self.root.parents))
 
 
-def _folder(url: str) -> Path:
+def local_folder(url: str) -> Path:
+    """The folder that a path or a `file:` URL names; relative if the path is.
+
+    Raises:
+        InvalidSettings: The URL names none, or the path begins with `~user` and there is no such user.
+    """
     if not url.startswith("file:"):
-        return Path(url).expanduser().absolute()
+        try:
+            return Path(url).expanduser()
+        except RuntimeError as error:
+            raise InvalidSettings(
+                f"{url!r}: no home folder is known for {Path(url).parts[0]}", "write the path in full"
+            ) from error
     path = unquote(url.removeprefix("file://"))
     if not url.startswith("file://") or not path.startswith("/"):
         raise InvalidSettings(f"{url!r} does not name a folder", "write it with three slashes: file:///folder/run")

@@ -31,7 +31,8 @@ class Launched:
         settings = folder / "settings.toml"
         settings.write_text(SETTINGS)
         self.run = folder / "run"
-        self.logs = folder / "run.work" / "logs"
+        self.work = folder / words[words.index("--dir") + 1] if "--dir" in words else folder / "run.work"
+        self.logs = self.work / "logs"
         number = len(list(folder.glob("out-*.txt")))
         self.out = (folder / f"out-{number}.txt").open("w")
         launch = ("launch", "--islands", str(islands), "--run", str(self.run), "--settings", str(settings))
@@ -236,9 +237,9 @@ def test_exit_code_2_is_not_tried_again(launch: Callable[..., Launched]) -> None
 
 def test_a_fenced_island_is_not_tried_again(launch: Callable[..., Launched]) -> None:
     words = "toy_worker: island island-0 was started again by another process (start 2, this one is 1)"
-    launched = launch(worker=("--exit", "1", "--last-words", words), islands=1)
-    assert launched.wait(30) == 1
-    assert "error: island-0 was taken over by a newer process" in launched.text()
+    launched = launch(worker=("--exit", "3", "--last-words", words), islands=1)
+    assert launched.wait(30) == 3
+    assert f"error: island-0 was taken over by a newer process: {words}" in launched.text()
     assert "again in" not in launched.text()
 
 
@@ -248,7 +249,51 @@ def test_restarts_are_bounded(launch: Callable[..., Launched]) -> None:
     text = launched.text()
     assert "again in 0.5 s" in text
     assert "again in 1.0 s" in text
-    assert "error: island-0 ended with exit code 1, after 2 restarts: these are the last words" in text
+    words = "island-0 ended with exit code 1, after 2 restarts without progress: these are the last words"
+    assert f"error: {words}" in text
+
+
+def test_an_island_that_is_given_up_does_not_stop_the_others(launch: Callable[..., Launched], tmp_path: Path) -> None:
+    launched = launch("--max-restarts", "1", worker=("--steps", "20", "--fail", "island-1"), islands=3)
+    assert launched.wait() == 1, launched.text()
+    text = launched.text()
+    assert "island-1 ended with exit code 1, after 1 restarts without progress: these are the last words" in text
+    assert "island-1 IS GIVEN UP: the others go on" in text
+    assert "held-out bits per byte" in text  # the summary
+    assert text.splitlines()[-1].startswith("diloco-blob: error: island-1 ended with exit code 1")
+    assert launched.log("island-0").count("step 20") == 1
+    assert command("verify", launched.run, folder=tmp_path).returncode == 0
+
+
+def test_an_island_that_gets_further_each_time_is_never_given_up(launch: Callable[..., Launched]) -> None:
+    launched = launch("--max-restarts", "1", worker=("--steps", "20", "--kill-every", "7"), islands=1)
+    assert launched.wait() == 0, launched.text()
+    assert "restarts: 2" in launched.text()
+
+
+def test_a_second_launch_in_the_same_folder_is_refused(launch: Callable[..., Launched]) -> None:
+    first = launch(worker=("--steps", "1000000", "--step-s", "0.1"), islands=1)
+    first.until(lambda: "step 1" in first.log("island-0"))
+    second = launch(worker=("--steps", "20"), islands=1)
+    assert second.wait(30) == 2
+    assert second.text().startswith(f"diloco-blob: error: another launch (process {first.process.pid}) is at work in ")
+    assert second.text().count("\n") == 1
+    assert first.process.poll() is None
+
+
+def test_what_an_earlier_launch_left_is_not_shown_as_now(launch: Callable[..., Launched]) -> None:
+    first = launch(worker=("--steps", "10"))
+    assert first.wait() == 0, first.text()
+    again = launch(worker=("--steps", "20", "--step-s", "0.05"))
+    assert again.wait() == 0, again.text()
+    shown = [line for line in again.text().splitlines() if re.search(r"island-\d done: step 10", line)]
+    assert shown == []
+
+
+def test_the_command_to_verify_with_can_be_pasted(tmp_path: Path) -> None:
+    done = command("launch", "--islands", "1", "--run", "my run", WORKER, "--steps", "5", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].endswith("diloco-blob verify 'my run'")
 
 
 def test_a_script_that_joins_nothing_is_told_so(launch: Callable[..., Launched]) -> None:
@@ -272,9 +317,9 @@ def test_islands_elsewhere_are_not_closed_out(launch: Callable[..., Launched]) -
 
 def test_two_launches_of_one_run_end_with_one_line(launch: Callable[..., Launched]) -> None:
     """The newer one wins; the older is fenced and stops, and does not start a war of restarts."""
-    older = launch(worker=("--steps", "1000000", "--step-s", "0.1"), islands=1)
+    older = launch("--dir", "older.work", worker=("--steps", "1000000", "--step-s", "0.1"), islands=1)
     older.until(lambda: "version 1:" in older.text())
-    newer = launch(worker=("--steps", "20"), islands=1)
-    assert older.wait(60) == 1, older.text() + newer.text()
+    newer = launch("--dir", "newer.work", worker=("--steps", "20"), islands=1)
+    assert older.wait(60) == 3, older.text() + newer.text()
     assert "error: island-0 was taken over by a newer process" in older.text()
     assert newer.wait() == 0, newer.text()

@@ -51,11 +51,12 @@ def test_no_such_bucket_is_one_line(
     moto_server: servers.Server, server_url: Callable[[servers.Server], str], tmp_path: Path
 ) -> None:
     server_url(moto_server)
-    done = cli("launch", "--islands", "1", "--run", "s3://no-such-bucket/run", WORKER, folder=tmp_path)
-    assert done.returncode in {1, 2}
-    assert done.stderr.startswith("diloco-blob: error: ")
-    assert done.stderr.count("\n") == 1
-    assert "no-such-bucket" in done.stderr
+    url = "s3://no-such-bucket/run"
+    for words in (("launch", "--islands", "1", "--run", url, WORKER), ("status", url), ("export", url, "model")):
+        done = cli(*words, folder=tmp_path)
+        assert done.returncode == 1
+        assert done.stderr.startswith("diloco-blob: error: there is no bucket 'no-such-bucket'")
+        assert done.stderr.count("\n") == 1
 
 
 def cli(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:

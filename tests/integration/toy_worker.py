@@ -63,11 +63,14 @@ def train(args: argparse.Namespace) -> None:
 
 
 def misbehave(args: argparse.Namespace, name: str, step: int) -> None:
-    """Die once at the given step, by SIGKILL of ourselves."""
-    if args.kill_at is None or name != "island-0" or step != args.kill_at:
+    """Die once at the given steps, by SIGKILL of ourselves."""
+    if args.kill_every and step % args.kill_every == 0:
+        time.sleep(2.5)  # long enough for others to see how far it was
+    elif args.kill_at is None or name != "island-0" or step != args.kill_at:
         return
-    marker = Path(os.environ["DILOCO_CHECKPOINT_DIR"]) / "died-once"
+    marker = Path(os.environ["DILOCO_CHECKPOINT_DIR"]) / f"died-at-{step}"
     if not marker.exists():
+        marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -77,11 +80,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--step-s", type=float, default=0.01)
     parser.add_argument("--kill-at", type=int)
+    parser.add_argument("--kill-every", type=int, default=0)
+    parser.add_argument("--fail", help="the island that leaves at once with 1")
     parser.add_argument("--exit", type=int, help="leave at once with this code")
     parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM, and leave a grandchild behind")
     parser.add_argument("--last-words", default="these are the last words")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if args.fail == os.environ["DILOCO_ISLAND"]:
+        args.exit = 1
     if args.exit is not None:
         print(f"an earlier line\n{args.last_words}", file=sys.stderr)
         return args.exit

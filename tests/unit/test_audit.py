@@ -13,9 +13,12 @@ from diloco_blob.protocol import keys
 from diloco_blob.protocol.audit import PROMISES, AuditReport, audit
 from diloco_blob.protocol.creation import write_params
 from diloco_blob.protocol.records import (
+    FORMAT,
     Chosen,
     Close,
     Commit,
+    Departure,
+    Generation,
     Merged,
     ObjectRef,
     Receipt,
@@ -78,6 +81,20 @@ def edit(toy: ToyRun, key: str, kind: Any, change: Callable[[Any], dict[str, Any
     rechain(toy)
 
 
+def replace_receipt(toy: ToyRun, island: str, seq: int, **changes: Any) -> None:
+    """Replace some fields of a receipt that version 4 took, there and in the close."""
+    key = keys.receipt(island, 0, seq)
+    data = encode(msgspec.structs.replace(decode(toy.store.get(key)[0], Receipt), **changes))
+    overwrite(toy, key, data)
+    in_close = {name: value for name, value in changes.items() if name in Chosen.__struct_fields__}
+
+    def choose(close: Close) -> dict[str, Any]:
+        assert (close.chosen[0].island, close.chosen[0].seq) == (island, seq)
+        return {"chosen": first(close.chosen, receipt=record_digest(data), **in_close)}
+
+    edit(toy, keys.close(0, 4), Close, choose)
+
+
 def rechain(toy: ToyRun) -> None:
     """Make every parent and close digest of fragment 0 right again."""
     parent, version = toy.run.digest, 1
@@ -92,6 +109,11 @@ def rechain(toy: ToyRun) -> None:
         commit_data = encode(msgspec.structs.replace(commit, parent=parent, close=record_digest(close_data)))
         overwrite(toy, keys.commit(0, version), commit_data)
         parent, version = record_digest(commit_data), version + 1
+
+
+def start_again(toy: ToyRun, island: str) -> None:
+    generation = decode(toy.store.get(keys.generation(island, 1))[0], Generation)
+    overwrite(toy, keys.generation(island, 2), encode(msgspec.structs.replace(generation, generation=2)))
 
 
 def first(items: tuple[Any, ...], **changes: Any) -> tuple[Any, ...]:
@@ -322,6 +344,20 @@ def contribution_is_merged_twice_in_one_version(toy: ToyRun) -> None:
     edit(toy, keys.commit(0, 4), Commit, twice)
 
 
+@tamper("steps")
+def one_start_sends_the_same_steps_twice(toy: ToyRun) -> None:
+    """As different bytes: with error feedback a second coding of the same progress is another one."""
+    replace_receipt(toy, "a", 5, step_to=45)
+
+
+@tamper("steps")
+def the_same_bytes_are_merged_under_two_numbers(toy: ToyRun) -> None:
+    """By another start of the island, as if it had not noticed that its work was there already."""
+    start_again(toy, "a")
+    again = decode(toy.store.get(keys.receipt("a", 0, 4))[0], Receipt)
+    replace_receipt(toy, "a", 5, generation=2, step_to=again.step_to, parts=again.parts)
+
+
 @tamper("weights")
 def weights_of_a_close_do_not_sum_to_one(toy: ToyRun) -> None:
     edit(toy, keys.close(0, 3), Close, lambda close: {"chosen": first(close.chosen, weight=0.9)})
@@ -539,6 +575,60 @@ def test_strays_are_noted_but_break_nothing(toy: ToyRun) -> None:
     assert report.ok
     assert [finding.promise for finding in report.findings] == ["layout"] * 5
     assert {finding.level for finding in report.findings} == {"note"}
+
+
+def test_two_starts_that_trained_the_same_steps_on_their_own_are_noted(toy: ToyRun) -> None:
+    start_again(toy, "a")
+    replace_receipt(toy, "a", 5, generation=2, step_to=45)
+    report = audit(toy.store)
+    assert report.ok
+    [finding] = report.findings
+    assert (finding.level, finding.promise, finding.where) == ("note", "steps", keys.receipt("a", 0, 5))
+    assert finding.what == "covers steps 36 to 40, as contribution 4 of start 1 does, as work of its own"
+    assert report.counts.overlaps == 1
+
+
+def test_a_gap_between_steps_is_no_matter(toy: ToyRun) -> None:
+    replace_receipt(toy, "a", 5, step_to=1000)
+    assert audit(toy.store).findings == ()
+
+
+def departure(toy: ToyRun, island: str, number: int, **changes: Any) -> None:
+    fields: dict[str, Any] = {
+        "format": FORMAT,
+        "run": toy.run.digest,
+        "write_id": "x",
+        "island": island,
+        "generation": 1,
+        "fragment": 0,
+        "seq": number,
+    }
+    overwrite(toy, keys.departure(island, 0, number), encode(Departure(**{**fields, **changes})))
+
+
+def test_departures_belong_there(toy: ToyRun) -> None:
+    departure(toy, "a", 0)
+    departure(toy, "a", 5)
+    report = audit(toy.store)
+    assert report.findings == ()
+    assert report.counts.objects_read == audit(make_toy().store).counts.objects_read + 2
+
+
+def test_departures_that_cannot_be_read_are_noted_and_break_nothing(toy: ToyRun) -> None:
+    departure(toy, "a", 1, run="0" * 32)
+    departure(toy, "a", 2, seq=3)
+    departure(toy, "b", 99)
+    overwrite(toy, keys.departure("c", 0, 1), b"{}")
+    overwrite(toy, keys.departure("c", 7, 1), b"{}")  # there is no fragment 7
+    report = audit(toy.store)
+    assert report.ok
+    assert [(finding.promise, finding.where) for finding in report.findings] == [
+        ("layout", keys.departure("c", 7, 1)),
+        ("records", keys.departure("a", 0, 1)),
+        ("records", keys.departure("a", 0, 2)),
+        ("records", keys.departure("b", 0, 99)),
+        ("records", keys.departure("c", 0, 1)),
+    ]
 
 
 def test_status_belongs_there(toy: ToyRun) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from diloco_blob.aggregate import FragmentReport
+from diloco_blob.cli.aggregate import DRAIN_MARGIN_S, DRAIN_VERSIONS_MAX, drain, left_line
 from diloco_blob.cli.lines import version_line
 from diloco_blob.cli.main import main
 from diloco_blob.core.ids import SystemIds
@@ -64,6 +66,60 @@ def test_drain_closes_every_fragment(capsys: pytest.CaptureFixture[str]) -> None
     reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     made = [(one["fragment"], one["version"], one["reason"]) for one in reports if one["action"] == "merged"]
     assert made == [(0, 1, "drain"), (1, 1, "drain")]
+
+
+def closed_and_left(takeover_s: float) -> ToyRun:
+    """A run whose aggregator closed version 1 and was killed; nothing else has come since."""
+    toy = ToyRun(settings=Settings(policy=Policy(takeover_s=takeover_s)))
+    toy.join("a")
+    toy.send("a", 1)
+
+    def die(step: str) -> None:
+        if step == "close.after_put":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        toy.aggregate(drain=True, at=die)
+    return toy
+
+
+@pytest.mark.parametrize("takeover_s", [10.0, 1000.0])
+def test_a_drain_waits_as_long_as_a_take_over_takes(takeover_s: float) -> None:
+    toy, reports = closed_and_left(takeover_s), list[FragmentReport]()
+    start = toy.clock.monotonic()
+    left = drain(toy.store, clock=toy.clock, ids=toy.ids, stop=lambda: False, on_report=reports.append)
+    assert left == ()
+    assert toy.head().version == 1
+    assert takeover_s <= toy.clock.monotonic() - start <= takeover_s + 2.0
+    assert reports[0].action == "elsewhere"
+
+
+def test_a_drain_gives_up_and_says_what_is_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store's clock stands still, so that the close never becomes old enough to be taken over."""
+    toy = closed_and_left(10.0)
+    frozen, own = toy.store.now(), VirtualClock()
+    monkeypatch.setattr(type(toy.store), "now", lambda _: frozen)
+    left = drain(toy.store, clock=own, ids=toy.ids, stop=lambda: False, on_report=lambda _: None)
+    assert [(report.action, report.version) for report in left] == [("elsewhere", 0)]
+    assert 10.0 + DRAIN_MARGIN_S <= own.monotonic() <= 10.0 + DRAIN_MARGIN_S + 2.0
+    monkeypatch.setattr("diloco_blob.cli.aggregate.drain", lambda *_, **__: left)
+    assert main(["aggregate", toy.store.url, "--drain"]) == 1
+    assert capsys.readouterr().err == "diloco-blob: version 1 is closed; another aggregator is merging it\n"
+
+
+def test_a_drain_ends_though_islands_go_on() -> None:
+    toy = ToyRun()
+    toy.join("a")
+    toy.send("a", 1)
+
+    def send_more(report: FragmentReport) -> None:
+        toy.send("a", report.version, base_version=report.version)
+
+    left = drain(toy.store, clock=toy.clock, ids=toy.ids, stop=lambda: False, on_report=send_more)
+    assert toy.head().version == DRAIN_VERSIONS_MAX
+    assert left_line(left[0], 1) == f"version {DRAIN_VERSIONS_MAX} was merged, and islands go on contributing"
 
 
 def test_one_fragment(capsys: pytest.CaptureFixture[str]) -> None:

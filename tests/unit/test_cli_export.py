@@ -50,6 +50,13 @@ def test_newest(toy: ToyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ]
 
 
+def test_help_says_what_is_not_in_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "frozen parameters (requires_grad=False), buffers" in text
+
+
 def test_a_version(toy: ToyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", toy.store.url, str(tmp_path), "--at", "0"]) == 0
     np.testing.assert_array_equal(

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_no_run_is_one_line_and_exit_1(command: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (Fenced("taken over", "stop"), 1, "diloco-blob: error: taken over (stop)\n"),
+        (Fenced("taken over", "stop"), 3, "diloco-blob: error: taken over (stop)\n"),
         (InvalidSettings("wrong"), 2, "diloco-blob: error: wrong\n"),
         (KeyboardInterrupt(), 130, "diloco-blob: stopped\n"),
     ],
@@ -109,6 +110,29 @@ def test_what_commands_raise(
     monkeypatch.setattr(status, "run", fail)
     assert cli.main(["status", "x"]) == code
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "~nosuchuser/run"],
+        ["verify", "~nosuchuser/run"],
+        ["export", "~nosuchuser/run", "x"],
+        ["launch", "--islands", "1", "--run", "~nosuchuser/run", "x.py"],
+        ["launch", "--islands", "1", "--run", "/", "x.py"],
+    ],
+)
+def test_odd_folders_are_one_line_and_exit_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("diloco-blob: error: ")
+    assert said.count("\n") == 1
+
+
+def test_a_damaged_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    assert cli.main(["status", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith(f"diloco-blob: error: run.json in {tmp_path}: not a run record")
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,16 @@ def test_other_settings_than_the_runs(plan: Plan) -> None:
     assert "another --run URL" in refused.value.hint
 
 
+def test_settings_for_more_islands_than_there_will_be(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[policy]\nquorum = 5\n")
+    settings = msgspec.structs.replace(plan, settings=str(tmp_path / "run.toml"))
+    with pytest.raises(InvalidSettings, match=r"with 3 islands, policy\.quorum \(5\)"):
+        checked(settings)
+    checked(msgspec.structs.replace(settings, islands=5))
+    create(plan, load_settings(tmp_path / "run.toml").resolved(5))
+    checked(settings)  # the run is there, and more islands may be elsewhere
+
+
 def test_a_store_that_cannot_be_written_to(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Denied):
@@ -144,6 +154,14 @@ def test_where_things_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert bucket.parent == Path("diloco-runs")
     assert bucket.name.startswith("s3-bucket-a-run-")
     assert bucket != default_workdir("s3://bucket/a-run")
+    assert default_workdir("s3://bucket/a/run/") == bucket
+    assert absolute_url("s3://bucket/a/run/") == "s3://bucket/a/run"
+    assert default_workdir("demo/..").name == f"{tmp_path.name}.work"
+    for root in ("/", "file:///", "/tmp/.."):
+        with pytest.raises(InvalidSettings, match="no place"):
+            default_workdir(root)
+    with pytest.raises(InvalidSettings, match="home"):
+        default_workdir("~nosuchuser/run")
     assert absolute_url("demo/run") == str(tmp_path / "demo" / "run")
     assert absolute_url("gs://bucket/run") == "gs://bucket/run"
     assert folder_of("gs://bucket/run") is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diloco_blob.cli.processes import LINE_CHARS_MAX, PAUSE_MAX_S, QUICK_S, Child, Command, Event, State, stop_all
-from diloco_blob.core.errors import InvalidSettings
+from diloco_blob.core.errors import Fenced, InvalidSettings
 from diloco_blob.testing.clock import VirtualClock
 
 
@@ -58,14 +58,14 @@ def test_pauses_double_while_it_dies_quickly(tmp_path: Path) -> None:
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, PAUSE_MAX_S, PAUSE_MAX_S]
     assert child.failure is not None
     assert child.failure.exit_code == 1
-    assert "after 8 restarts" in child.failure.message
+    assert "after 8 restarts without progress" in child.failure.message
 
 
 def test_after_a_long_life_it_is_started_at_once(tmp_path: Path) -> None:
-    child, clock = make(tmp_path, "raise SystemExit(3)")
+    child, clock = make(tmp_path, "raise SystemExit(4)")
     child.start()
     clock.sleep(QUICK_S + 1)
-    assert next_event(child).text == "ended with exit code 3, again at once"
+    assert next_event(child).text == "ended with exit code 4, again at once"
     event = child.poll()
     assert event is not None
     assert event.text == "started again (restart 1 of 3)"
@@ -89,18 +89,62 @@ def test_exit_code_2_ends_it(tmp_path: Path, endless: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "code",
     [
-        "train.py: island x was started again by another process (start 2, this one is 1) (this one stops)",
-        "diloco_blob.core.errors.Fenced: island x was started again by another process",
+        "import sys; print('last words'); sys.exit(3)",
+        "from diloco_blob.core.errors import Fenced; raise Fenced('taken over')",  # Python ends with 1
+        "from diloco_blob.core.errors import Fenced\nimport atexit\natexit.register(print, 'bye')\nraise Fenced('x')",
     ],
 )
-def test_a_fenced_island_ends(tmp_path: Path, words: str) -> None:
-    child, _ = make(tmp_path, f"print({words!r}); raise SystemExit(1)")
+def test_a_fenced_island_ends(tmp_path: Path, code: str) -> None:
+    child, _ = make(tmp_path, code)
     child.start()
     next_event(child)
-    assert child.failure is not None
+    assert isinstance(child.failure, Fenced)
     assert child.failure.message.startswith("x was taken over by a newer process: ")
+
+
+def test_words_that_only_sound_like_it_are_no_takeover(tmp_path: Path) -> None:
+    child, _ = make(tmp_path, "print('fenced: was started again by another process'); raise SystemExit(1)")
+    child.start()
+    next_event(child)
+    assert child.failure is None
+
+
+def test_progress_makes_restarts_count_anew(tmp_path: Path) -> None:
+    child, clock = make(tmp_path, "raise SystemExit(1)", max_restarts=2)
+    child.start()
+    for progress in (5, 9, 9, 7):  # dying at the same step again is no progress, nor is falling back
+        child.got_to(progress)
+        next_event(child)
+        if child.state is State.FAILED:
+            break
+        clock.sleep(PAUSE_MAX_S)
+        next_event(child)
+    assert child.restarts == 3
+    assert child.failure is not None
+    assert child.failure.message == "x ended with exit code 1, after 2 restarts without progress"
+
+
+def test_progress_that_is_seen_only_after_the_end_counts(tmp_path: Path) -> None:
+    child, clock = make(tmp_path, "raise SystemExit(1)", max_restarts=2)
+    child.start()
+    for steps, merged in ((5, 0), (5, 1), (4, 2), (6, 2)):
+        next_event(child)
+        child.got_to(steps, merged)
+        clock.sleep(PAUSE_MAX_S)
+        assert next_event(child).text == "started again (restart 1 of 2)"
+    stop_all([child], clock, 0.0)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_a_log_on_a_full_disk_is_said(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "x.log").symlink_to("/dev/full")
+    child, _ = make(tmp_path, "print('nobody reads this', flush=True)", max_restarts=0)
+    child.start()
+    event = next_event(child)
+    assert event.text.endswith("; nothing can be written to its log: No space left on device")
 
 
 def test_the_last_line_is_that_of_the_newest_process_and_bounded(tmp_path: Path) -> None:

@@ -70,6 +70,13 @@ def test_plain_lines_are_rare_and_only_about_changes(capsys: pytest.CaptureFixtu
     assert PLAIN_EVERY_S == 10.0
 
 
+def test_an_island_that_has_not_said_anything_gets_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    toy, board = ToyRun(), PlainBoard()
+    toy.join("b")
+    board.show(scene(0.0, status_at(toy, 5)))
+    assert [line.split()[3] for line in capsys.readouterr().out.splitlines()] == ["a"]
+
+
 def test_what_launch_knows_of_an_island_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
     toy, board = ToyRun(), PlainBoard()
     board.show(scene(0.0, status_at(toy, 5), states={"a": "restarting"}))

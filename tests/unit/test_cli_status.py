@@ -111,6 +111,17 @@ def test_silent_and_unknown_islands(toy: ToyRun) -> None:
     assert states == {"a": "done", "b": "silent", "c": "unknown", "d": "unknown"}
 
 
+def test_a_silent_island_that_left_is_not_missing(toy: ToyRun) -> None:
+    for name in ("a", "b", "c"):
+        report(toy, name, state="finishing")
+    toy.store.put(keys.departure("a", 0, 2), b"{}")
+    toy.store.put(keys.departure("b", 0, 1), b"{}")  # and it came back
+    assert {island.state for island in run_status(toy.store).islands} == {"finishing"}
+    toy.clock.sleep(SILENT_S + 1)
+    states = {island.name: island.state for island in run_status(toy.store).islands}
+    assert states == {"a": "left", "b": "silent", "c": "silent"}
+
+
 def test_behind_is_the_islands_word_while_it_is_fresh(toy: ToyRun) -> None:
     report(toy, "a", version=1, versions_behind=0)
     assert run_status(toy.store).islands[0].versions_behind == 0

@@ -10,6 +10,7 @@ from diloco_blob.core.settings import Policy, Settings, Sync
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.heads import find_head, read_head, read_run, watermark_of
 from diloco_blob.protocol.records import Commit, Watermark, encode
+from diloco_blob.store.base import ObjectInfo
 from diloco_blob.store.memory import MemoryStore
 from diloco_blob.store.metered import MeteredStore
 from diloco_blob.testing.toy import ToyRun
@@ -114,10 +115,19 @@ def test_a_url_without_a_run_says_so() -> None:
         read_run(MemoryStore("memory://nothing-here"))
 
 
+def test_a_bucket_that_is_not_there_is_what_is_said() -> None:
+    class NoBucket(MemoryStore):
+        def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+            raise NotFound("there is no bucket 'lab'", f"no place for {key}")
+
+    with pytest.raises(NotFound, match="there is no bucket 'lab'"):
+        read_run(NoBucket("memory://no-bucket"))
+
+
 def test_run_json_of_another_kind_is_refused(made: ToyRun) -> None:
     store = MemoryStore("memory://not-a-run")
     store.put(keys.RUN, b"[]")
-    with pytest.raises(Corrupt, match="not a run record"):
+    with pytest.raises(Corrupt, match=r"run\.json in memory://not-a-run: not a run record"):
         read_run(store)
     assert read_run(made.store) == made.run
 

@@ -13,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "workers"))
 import train as program
 
-from diloco_blob import DilocoError, InvalidSettings
+from diloco_blob import DilocoError, Fenced, InvalidSettings
 
 SMALL = (
     *("--steps", "6", "--batch", "2", "--context", "16", "--eval-batches", "2"),
@@ -178,7 +178,9 @@ def test_run_and_island_come_from_the_environment_unless_flags_say_otherwise(mon
     assert program.arguments(["--island", "y"]).island == "y"
 
 
-@pytest.mark.parametrize("error", [InvalidSettings("wrong words", "do this"), DilocoError("broken")])
+@pytest.mark.parametrize(
+    "error", [InvalidSettings("wrong words", "do this"), DilocoError("broken"), Fenced("taken over")]
+)
 def test_error_of_the_library_is_one_line_and_its_exit_code(start, capsys, error):
     assert start(StandIn(stop_at=2, raises=error)) == error.exit_code
     assert capsys.readouterr().err == f"train.py: {error}\n"
@@ -193,6 +195,8 @@ def test_error_of_the_library_is_one_line_and_its_exit_code(start, capsys, error
         (["--batch", "0"], "--batch"),
         (["--warmup", "1"], "--warmup"),
         (["--island", ""], "DILOCO_ISLAND"),
+        (["--device", "cuda"], "--device cuda"),
+        (["--device", "mps"], "--device mps"),
     ],
 )
 def test_bad_use_is_one_line_and_exit_code_2(start, capsys, extra, says):

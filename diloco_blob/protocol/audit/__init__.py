@@ -1,14 +1,20 @@
 """Auditing a bucket from end to end: does what lies there keep every promise of the protocol?
 
 Nothing is believed: each digest is computed again, each version's weights from the version before, each tally from the
-records. Memory holds three tensors and a few numbers per island and fragment, whatever the length of the history. A run
+records. Memory holds three tensors and some numbers per island and fragment, whatever the length of the history. A run
 that is going on may be audited: a LIST comes first and the walk along the commits after it, so what appears meanwhile
 is only ever ahead of the list.
 """
 
 from diloco_blob.core.errors import Corrupt
 from diloco_blob.protocol.audit.chain import audit_fragment
-from diloco_blob.protocol.audit.listing import Listing, audit_generations, audit_numbers, list_bucket
+from diloco_blob.protocol.audit.listing import (
+    Listing,
+    audit_departures,
+    audit_generations,
+    audit_numbers,
+    list_bucket,
+)
 from diloco_blob.protocol.audit.objects import audit_initial
 from diloco_blob.protocol.audit.report import PROMISES, AuditCounts, AuditReport, Finding, Ledger
 from diloco_blob.protocol.heads import RunInfo, read_run
@@ -43,6 +49,7 @@ def audit(store: ObjectStore) -> AuditReport:
     listing = list_bucket(store, run, ledger)
     audit_numbers(store, listing, ledger)
     audit_generations(store, run, listing, ledger)
+    audit_departures(store, run, listing, ledger)
     for fragment in range(len(run.run.fragments)):
         sound = audit_initial(store, run, fragment, ledger)
         audit_fragment(store, run, fragment, listing, ledger, initial_sound=sound)

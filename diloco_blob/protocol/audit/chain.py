@@ -1,7 +1,8 @@
 """Auditing the records of a fragment: one history, in which every contribution is disposed of exactly once.
 
-The walk goes from version 1 to the head. What it knows of the past is the previous version's commit and watermarks, and
-the newest generation seen of each island; that is enough, since watermarks only rise.
+The walk goes from version 1 to the head. What it knows of the past is the previous version's commit and watermarks, the
+newest generation seen of each island, and the steps that its last contributions cover; that is enough, since watermarks
+only rise.
 """
 
 import math
@@ -13,6 +14,7 @@ import msgspec
 
 from diloco_blob.core.errors import Corrupt, NotFound
 from diloco_blob.protocol import keys
+from diloco_blob.protocol.audit.intervals import Intervals
 from diloco_blob.protocol.audit.listing import Listing
 from diloco_blob.protocol.audit.objects import audit_object, audit_objects
 from diloco_blob.protocol.audit.report import Ledger
@@ -60,6 +62,11 @@ class _Walk:
     tally: Mapping[str, Tally] = field(default_factory=dict)
     tokens: int = 0
     generations: dict[str, int] = field(default_factory=dict)
+    receipts: dict[tuple[str, int], Receipt] = field(default_factory=dict)
+    """That the close at hand chose and that can be read, by island and number."""
+
+    def __post_init__(self) -> None:
+        self.intervals = Intervals(self.fragment, self.ledger)
 
     @property
     def place(self) -> str:
@@ -189,9 +196,12 @@ def _audit_close(walk: _Walk, commit: Commit | None) -> Close | None:
     if close.chosen:
         _check_weights(walk, key, close.chosen)
     _audit_watermarks(walk, close, key)
+    walk.receipts = {}
     for item in close.chosen:
         _audit_staleness(walk, item, key)
-        _audit_receipt(walk, item)
+        receipt = _audit_receipt(walk, item)
+        if receipt is not None:
+            walk.receipts[item.island, item.seq] = receipt
     return close
 
 
@@ -237,20 +247,21 @@ def _audit_staleness(walk: _Walk, item: Chosen, key: str) -> None:
         walk.ledger.broken("staleness", key, f"{item.island} {item.seq} is staler than max_staleness: {staleness}")
 
 
-def _audit_receipt(walk: _Walk, item: Chosen) -> None:
+def _audit_receipt(walk: _Walk, item: Chosen) -> Receipt | None:
+    """The receipt of a chosen contribution; None if it cannot be read."""
     key, ledger = keys.receipt(item.island, walk.fragment, item.seq), walk.ledger
     try:
         data, receipt = _read(walk, key, Receipt)
     except NotFound:
         ledger.broken("receipts", key, f"is missing, but version {walk.version} took it")
-        return
+        return None
     except Corrupt as error:
         ledger.broken("receipts", walk.place, error.message)
-        return
+        return None
     if record_digest(data) != item.receipt:
         ledger.broken("receipts", key, f"has digest {record_digest(data)}, the close says {item.receipt}")
     if receipt is None:
-        return
+        return None
     for name in ("island", "seq", "generation", "base_version", "steps", "tokens", "parts"):
         if getattr(receipt, name) != getattr(item, name):
             ledger.broken("receipts", key, f"differs from the close of version {walk.version} in {name}")
@@ -264,6 +275,7 @@ def _audit_receipt(walk: _Walk, item: Chosen) -> None:
     listed = island.generations.highest if island else 0
     if receipt.generation > listed and not exists(walk.store, keys.generation(item.island, receipt.generation)):
         ledger.broken("numbering", key, f"is of generation {receipt.generation}, which does not exist")
+    return receipt
 
 
 def _check_weights(walk: _Walk, key: str, items: tuple[Chosen, ...] | tuple[Merged, ...]) -> None:
@@ -307,6 +319,7 @@ def _audit_disposal(walk: _Walk, close: Close, commit: Commit) -> None:
             )
         for part in item.parts:
             audit_object(walk.store, part, "payloads", ledger)
+    walk.intervals.add({one: receipt for one, receipt in walk.receipts.items() if merged[one]})
 
 
 def _audit_tally(walk: _Walk, close: Close, commit: Commit) -> None:

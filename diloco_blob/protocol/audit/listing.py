@@ -1,6 +1,7 @@
 """What lies in a bucket, by one LIST: the numbers of everything that is numbered, and what does not belong there."""
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from diloco_blob.core.limits import ISLANDS_MAX
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.audit.report import Ledger
 from diloco_blob.protocol.heads import RunInfo
-from diloco_blob.protocol.records import Generation, decode
+from diloco_blob.protocol.records import Departure, Generation, decode
 from diloco_blob.store.base import ObjectStore
 
 _FRAGMENT = re.compile(
@@ -21,10 +22,14 @@ _FRAGMENT = re.compile(
 _ISLAND = re.compile(
     r"islands/(?P<name>[^/]+)/(?:generations/(?P<g>\d{6})\.json"
     r"|receipts/(?P<p>\d{4})/(?P<seq>\d{10})\.json"
-    r"|(?P<departure>departures)/\d{4}/\d{10}\.json"
-    r"|(?P<payload>payloads)/\d{4}/\d{10}-\d+-[0-9a-f]{32}\.safetensors\.zst"
+    r"|departures/(?P<dp>\d{4})/(?P<left>\d{10})\.json"
+    r"|payloads/(?P<pp>\d{4})/\d{10}-\d+-[0-9a-f]{32}\.safetensors\.zst"
     r"|status\.json)"
 )
+
+
+DEPARTURES_READ_MAX = 64
+"""Departures of one island and fragment that are looked into: the newest."""
 
 
 @dataclass
@@ -59,6 +64,8 @@ class IslandListing:
 
     generations: Numbers = field(default_factory=Numbers)
     receipts: dict[int, Numbers] = field(default_factory=dict)
+    departures: dict[int, deque[int]] = field(default_factory=dict)
+    """By fragment: after which contributions it left."""
 
     def num_receipts(self, fragment: int) -> int:
         """Receipts for one fragment."""
@@ -116,13 +123,15 @@ def _of_island(key: str, listing: Listing) -> bool:
     if name not in listing.islands and len(listing.islands) >= ISLANDS_MAX:
         return False
     island = listing.islands.setdefault(name, IslandListing())
+    fragment = int(match["p"] or match["dp"] or match["pp"] or 0)
+    if fragment >= len(listing.fragments):
+        return False
     if match["g"]:
         island.generations.add(int(match["g"]))
     elif match["seq"]:
-        fragment = int(match["p"])
-        if fragment >= len(listing.fragments):
-            return False
         island.receipts.setdefault(fragment, Numbers()).add(int(match["seq"]))
+    elif match["left"]:
+        island.departures.setdefault(fragment, deque(maxlen=DEPARTURES_READ_MAX)).append(int(match["left"]))
     return True
 
 
@@ -161,6 +170,32 @@ def audit_generations(store: ObjectStore, run: RunInfo, listing: Listing, ledger
                 continue
             if (record.island, record.generation) != (name, number):
                 ledger.broken("records", key, f"says that it is generation {record.generation} of {record.island!r}")
+
+
+def audit_departures(store: ObjectStore, run: RunInfo, listing: Listing, ledger: Ledger) -> None:
+    """Departures should be readable and speak of contributions that exist.
+
+    One that does not is noted and breaks no promise: that there is one is all that an aggregator asks, and it decides
+    who is waited for, never what is merged (docs/decisions/0007).
+    """
+    for name, island in sorted(listing.islands.items()):
+        for p, left in sorted(island.departures.items()):
+            for seq in left:
+                key = keys.departure(name, p, seq)
+                try:
+                    data, _ = store.get(key)
+                    ledger.count(objects_read=1, bytes_read=len(data))
+                    record = decode(data, Departure, run=run.digest)
+                except NotFound:
+                    continue
+                except Corrupt as error:
+                    ledger.note("records", key, error.message)
+                    continue
+                if (record.island, record.fragment, record.seq) != (name, p, seq):
+                    what = f"{record.island!r} left fragment {record.fragment} after {record.seq}"
+                    ledger.note("records", key, f"says that {what}")
+                elif seq > island.num_receipts(p):
+                    ledger.note("records", key, f"is after contribution {seq}, which does not exist")
 
 
 def _first_missing(store: ObjectStore, names: Iterator[str]) -> str | None:

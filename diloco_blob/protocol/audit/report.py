@@ -7,13 +7,14 @@ from msgspec import Struct
 
 PROMISES = {
     "run": "run.json describes one layout, and version 0 of every fragment",
-    "records": "every record can be read, is of this run, and is what its name says",
+    "records": "every record that decides what is merged can be read, is of this run, and is what its name says",
     "chain": "the commits of a fragment run from 1 to the head without a gap, each naming its parent by digest",
     "closes": "every version has its close, named by the commit's digest, which names the same parent",
     "head": "nothing lies beyond the head except, perhaps, the close of the next version",
     "watermarks": "watermarks only rise, and each close disposes of exactly the contributions in between",
     "accounted": "every contribution that a close chose was either merged, as the close says, or rejected",
     "once": "no contribution was merged twice",
+    "steps": "no steps were merged twice: by the same bytes, or by contributions of one start of an island",
     "weights": "each island has one weight in a version, none negative, and they sum to 1",
     "staleness": "staleness is the version before minus the version that the contribution started from",
     "receipts": "every chosen contribution has its receipt, with the digest and the figures that the close names",
@@ -54,6 +55,9 @@ class AuditCounts(Struct, frozen=True):
     merged: int = 0
     skipped: int = 0
     rejected: int = 0
+    overlaps: int = 0
+    """Merged contributions whose steps an earlier start of their island had sent too, as different work: each is noted,
+    and breaks no promise."""
     pending: int = 0
     """Contributions whose receipts are above the watermark: still to be merged."""
     pending_closes: int = 0
