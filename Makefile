@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# One path to texts of your own, a file or a folder; it may have spaces.
 DATA   ?=
+# A folder or a bucket's URL; the model goes beside the folder, or to demo/model.
 RUN    ?= demo/run
+MODEL  ?= $(if $(findstring ://,$(RUN)),demo/model,$(patsubst %/,%,$(RUN)).model)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint format clean
@@ -19,8 +22,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 install: $(VENV)/.installed  ## create .venv and install everything for development
 
 demo: $(VENV)/.installed  ## train a small language model on three islands that share one folder
-	$(BIN)/diloco-blob launch --islands 3 --run $(RUN) --settings workers/demo.toml --export demo/model \
-	    workers/train.py $(if $(DATA),--data $(DATA))
+	$(BIN)/diloco-blob launch --islands 3 --run "$(RUN)" --settings workers/demo.toml --export "$(MODEL)" \
+	    workers/train.py $(if $(DATA),--data "$(DATA)")
 
 test: $(VENV)/.installed  ## run every test, real servers included
 	$(BIN)/pytest

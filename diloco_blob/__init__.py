@@ -1,8 +1,7 @@
 """diloco_blob: train one model on compute that shares nothing but a bucket.
 
-The public names; `diloco_blob.aggregate` is the aggregator's. `Island` needs torch (`pip install
-'diloco-blob[island]'`) and is imported only when it is asked for, so that the aggregator's half works without
-it.
+The public names; `diloco_blob.aggregate` is the aggregator's. `Island` needs torch and is imported only when it is
+asked for, so that the aggregator's half works without it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -50,6 +49,6 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise InvalidSettings("an island needs torch", "pip install 'diloco-blob[island]'") from error
+            raise InvalidSettings("an island needs torch", "pip install torch") from error
         return Island
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

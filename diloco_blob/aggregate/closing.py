@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from diloco_blob.aggregate.context import Context
 from diloco_blob.aggregate.gather import Candidate, Mail, gather
 from diloco_blob.core.errors import Conflict, Corrupt, NotFound
+from diloco_blob.core.limits import RECORD_BYTES_MAX
 from diloco_blob.outer import Work, island_weights
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.heads import Head, exists
@@ -20,6 +21,7 @@ from diloco_blob.protocol.records import (
     FORMAT,
     Chosen,
     Close,
+    Departure,
     Skipped,
     Watermark,
     decode,
@@ -48,6 +50,7 @@ class Before:
 
     watermarks: Mapping[str, Watermark]
     left: tuple[str, ...]
+    """Who had said after its last contribution that it leaves."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def _before(ctx: Context, head: Head) -> Before:
 
 
 def _view(ctx: Context, head: Head, before: Before, mails: tuple[Mail, ...]) -> tuple[RoundView, tuple[str, ...]]:
-    """The open round as the policy sees it, and which islands have left."""
+    """The open round as the policy sees it, and the islands whose departure the close is to note."""
     policy = ctx.run.run.settings.policy
     arrivals = {mail.island: mail.arrived_at for mail in mails if mail.arrived_at is not None}
     blocked = any(mail.blocked for mail in mails)
@@ -150,7 +153,7 @@ def _view(ctx: Context, head: Head, before: Before, mails: tuple[Mail, ...]) -> 
     active = active_islands(
         head_version=head.version, watermarks=before.watermarks, joined_at=joined, now=now, policy=policy
     )
-    left = _left(ctx, head, before, mails, active.islands - arrivals.keys())
+    left, noted = _left(ctx, head, before, mails, active.islands)
     view = RoundView(
         now=now,
         opened_at=head.created_at,
@@ -161,19 +164,38 @@ def _view(ctx: Context, head: Head, before: Before, mails: tuple[Mail, ...]) -> 
         num_left=len(left),
         blocked=blocked,
     )
-    return view, tuple(sorted(left))
+    return view, tuple(sorted(noted))
 
 
 def _left(
-    ctx: Context, head: Head, before: Before, mails: tuple[Mail, ...], waited_for: frozenset[str]
-) -> frozenset[str]:
-    """Islands that left after their last contribution: known from the last close, or asked for now if waited for."""
+    ctx: Context, head: Head, before: Before, mails: tuple[Mail, ...], active: frozenset[str]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Islands that left after their last contribution, and those that said so, be they back or not.
+
+    Whoever may be waited for is asked each time, as it may have been started again. Of the others, what was noted holds
+    until they contribute: an island that came back and is not heard of for so long might as well have stayed away.
+    """
     silent = {mail.island: mail.mark.seq for mail in mails if not mail.entries}
-    known = set(before.left) & silent.keys()
-    asked = sorted((waited_for & silent.keys()) - known)
-    return frozenset(known) | {
-        name for name in asked if exists(ctx.store, keys.departure(name, head.fragment, silent[name]))
-    }
+    noted = {name for name in before.left if name in silent and name not in active}
+    left = set(noted)
+    for name in sorted(active & silent.keys()):
+        departure = _departure(ctx, head, name, silent[name])
+        if departure is None:
+            continue
+        noted.add(name)
+        if not exists(ctx.store, keys.generation(name, departure.generation + 1)):
+            left.add(name)
+    return frozenset(left), frozenset(noted)
+
+
+def _departure(ctx: Context, head: Head, island: str, seq: int) -> Departure | None:
+    """What an island said when it left after contribution `seq`; nothing that cannot be read counts."""
+    try:
+        data = ctx.store.get_range(keys.departure(island, head.fragment, seq), 0, RECORD_BYTES_MAX)
+        found = decode(data, Departure, run=ctx.run.digest)
+    except (NotFound, Corrupt):
+        return None
+    return found if (found.island, found.fragment, found.seq) == (island, head.fragment, seq) else None
 
 
 def _joined_at(ctx: Context, island: str) -> float | None:

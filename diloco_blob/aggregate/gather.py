@@ -83,6 +83,7 @@ def gather(
     for name in _find_islands(ctx, watermarks, fresh=fresh):
         if name not in mails:
             mails[name] = read_mail(ctx, head, name, watermark_of(watermarks, name))
+    ctx.roster.seen |= bool(watermarks) or any(mail.entries for mail in mails.values())
     return _limited([mails[name] for name in sorted(mails)])
 
 

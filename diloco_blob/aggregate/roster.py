@@ -35,12 +35,19 @@ class Roster:
     age_max_s: float = math.inf
     fresh: bool = False
     """Whether the list was made since `expire` was last called."""
+    seen: bool = False
+    """Whether anyone has contributed yet: until then newcomers are all there is to see, and every pass lists."""
     _names: tuple[str, ...] = ()
     _listed_at: float = -math.inf
 
     def expire(self) -> None:
         """Another round is looked at: what was listed before may be used until it is about to be closed."""
         self.fresh = False
+
+    def begin_pass(self) -> None:
+        """Another pass over the fragments begins."""
+        if not self.seen:
+            self._listed_at = -math.inf
 
     def names(self, store: ObjectStore, clock: Clock, *, fresh: bool = False) -> tuple[str, ...]:
         """Names that islands may have, in the store's order.

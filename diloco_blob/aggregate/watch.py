@@ -65,6 +65,7 @@ def watch(
     while not stop():
         sleep_s = poll_s
         draining = drain()
+        ctx.roster.begin_pass()
         for number in fragments_of(run, fragment):
             if stop():
                 return

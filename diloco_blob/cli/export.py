@@ -106,13 +106,17 @@ def export(store: ObjectStore, directory: Path, *, at: int | None = None, force:
     return directory / MODEL
 
 
-def check_directory(directory: Path, run: str) -> None:
+def check_directory(directory: Path, run: str, *, hint: str = "choose another folder, or --force to overwrite") -> None:
     """Raise unless a folder may be written to: none of our names is there, or all are an export of the same run.
+
+    Args:
+        directory: The folder; need not be there.
+        run: URL of the run.
+        hint: What whoever asked can do if it may not.
 
     Raises:
         InvalidSettings: Something is in the way.
     """
-    hint = "choose another folder, or --force to overwrite"
     if directory.exists() and not directory.is_dir():
         raise InvalidSettings(f"{directory} is not a folder", "choose another one")
     present = [name for name in (MODEL, CONFIG, ABOUT) if (directory / name).exists()]

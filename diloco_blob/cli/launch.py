@@ -23,7 +23,7 @@ from diloco_blob.cli.plan import Plan, aggregator_commands, check, island_comman
 from diloco_blob.cli.processes import POLL_S, Child, State, stop_all
 from diloco_blob.cli.progress import Board, Scene, make_board
 from diloco_blob.cli.run_status import IslandView, RunStatus
-from diloco_blob.cli.urls import RUNS, default_workdir, folder_of
+from diloco_blob.cli.urls import RUNS, command_line, default_workdir, folder_of, short
 from diloco_blob.cli.watcher import Watcher
 from diloco_blob.core.clock import Clock, SystemClock
 from diloco_blob.core.errors import DilocoError, Fenced, InvalidSettings, NotFound
@@ -34,6 +34,8 @@ STOP_S = 30.0
 """From SIGTERM to SIGKILL: time for an island to send what it has and to write its checkpoint."""
 LOOK_S, LOOK_LOCAL_S = 5.0, 1.0
 SHOW_S = 0.5
+MAX_RESTARTS, MAX_OWN_RESTARTS = 10, 2
+"""Without progress in between: of a process that signals kill, and of an island that ends by itself."""
 PREFLIGHT_S = 20.0
 """How long a store may be silent before we say so instead of starting."""
 
@@ -48,10 +50,17 @@ Words after SCRIPT are the script's own. Each island is a process `python SCRIPT
   DILOCO_ISLANDS         how many there are            DILOCO_SETTINGS        as given by --settings
   DILOCO_CHECKPOINT_DIR  a local folder of its own     OMP_NUM_THREADS        its share of the cores, unless set
 
-An island or aggregator that dies is started again. Exit codes of an island: 0 done; 2 the words or settings are wrong;
-3 another process has taken it over. After 2 or 3 all is stopped at once. A process that dies again and again without
-progress (an island with no new step, an aggregator with no new version), --max-restarts times, is given up: the
-others go on to the end, and then the exit code of all is 1. Ctrl-C stops all; the same command resumes.
+What launch does for each exit code of a script:
+  0                      done; it is not started again
+  2                      the words or settings are wrong: all is stopped, with the last line of its log
+  3                      another process has taken the island over: all is stopped
+  any other, a signal    it is started again, and resumes
+A traceback of diloco_blob's InvalidSettings or Fenced counts as 2 or 3; after one of Denied the island is given up.
+
+An island that ends by itself {MAX_OWN_RESTARTS + 1} times in a row with no new step is given up, and so is any
+process that dies {MAX_RESTARTS + 1} times without progress (an island with no new step, an aggregator with no new
+version); --max-restarts N sets both. The others go on to the end, and then the exit code of all is 1. Ctrl-C stops all;
+the same command resumes.
 
 Logs and checkpoints are in --dir, which only one launch at a time can use: by default beside the run's folder, as
 FOLDER.work, or under {RUNS}/ if the run is in a bucket. On another machine the same script joins with the
@@ -72,9 +81,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-restarts",
         type=_at_least(0),
-        default=10,
         metavar="N",
-        help="restarts of a process without progress in between (default 10)",
+        help="restarts of a process without progress in between; see below",
     )
     add("script", metavar="SCRIPT", type=Path, help="your training script, for example workers/train.py")
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
@@ -98,13 +106,14 @@ def run(args: argparse.Namespace) -> int:
         aggregators=args.aggregators,
         settings=str(Path(settings).absolute()) if settings and settings.endswith(".toml") else settings,
         export=args.export,
-        max_restarts=args.max_restarts,
+        max_restarts=MAX_RESTARTS if args.max_restarts is None else args.max_restarts,
+        max_own_restarts=MAX_OWN_RESTARTS if args.max_restarts is None else None,
     )
-    check(plan, open_store(url, budget_s=PREFLIGHT_S), ids)
     if plan.export:
         from diloco_blob.cli.export import check_directory
 
-        check_directory(plan.export, url)
+        check_directory(plan.export, url, hint="give another --export folder")
+    check(plan, open_store(url, budget_s=PREFLIGHT_S), ids)
     with locked(plan.workdir):
         return Launch(plan, clock, ids).run(fresh=args.run is None)
 
@@ -131,7 +140,10 @@ class Launch:
         self._clock = clock
         self._ids = ids
         self._signals: list[int] = []
-        self._islands = [Child(command, clock, plan.max_restarts) for command in island_commands(plan, os.environ)]
+        self._islands = [
+            Child(command, clock, plan.max_restarts, plan.max_own_restarts)
+            for command in island_commands(plan, os.environ)
+        ]
         self._aggregators = [
             Child(command, clock, plan.max_restarts) for command in aggregator_commands(plan, os.environ)
         ]
@@ -156,7 +168,8 @@ class Launch:
         restore = self._catch_signals()
         board = make_board()
         try:
-            board.say(f"run {self._plan.run}: {self._plan.islands} islands, logs in {_short(self._plan.workdir)}/logs")
+            islands = f"{self._plan.islands} island{'' if self._plan.islands == 1 else 's'}"
+            board.say(f"run {self._plan.run}: {islands}, logs in {short(self._plan.workdir)}/logs")
             self._watcher.start()
             found = self._watcher.latest()
             self._earlier = {island.name: island.generation for island in found.status.islands} if found else {}
@@ -204,18 +217,22 @@ class Launch:
         """Keep every process running until all islands have ended, going on is no use, or a signal came."""
         for child in self._children:
             child.start()
+            if not board.shows_pids:
+                board.say(f"{child.command.name} is process {child.pid}")
         shown = 0.0
         while True:
             if self._signals:
                 return _Outcome(signal=self._signals[0])
             for child in self._children:
                 event = child.poll()
-                if event is None:
-                    continue
-                board.say(f"{event.name} {event.text}" if child.failure is None else event.text)
-                if child.failure is not None:
-                    if self._is_the_end(child):
-                        return _Outcome(failure=child.failure)
+                if event is None or child.state is State.DONE:
+                    continue  # The board shows who is done.
+                if child.failure is None:
+                    board.say(f"{event.name} {event.text}")
+                elif self._is_the_end(child):
+                    return _Outcome(failure=child.failure)  # Whoever gets it says it.
+                else:
+                    board.say(event.text)
                     board.say(f"{event.name} IS GIVEN UP: the others go on, without it ({child.failure.hint})")
             if all(child.state in {State.DONE, State.FAILED} for child in self._islands):
                 return _Outcome()
@@ -247,7 +264,9 @@ class Launch:
     def _stop_rest(self, board: Board, outcome: _Outcome) -> None:
         """Stop what still runs: the aggregators after a good end, everything after another."""
         if outcome.signal:
-            board.say(f"{signal.Signals(outcome.signal).name}: stopping all processes (again: at once)")
+            what = "Ctrl-C" if outcome.signal == signal.SIGINT else signal.Signals(outcome.signal).name
+            again = "press again" if outcome.signal == signal.SIGINT else "again"
+            board.say(f"{what}: stopping ({again} to kill at once)")
         known = len(self._signals)
         killed = stop_all(self._children, self._clock, STOP_S, hurry=lambda: len(self._signals) > known)
         for name in killed:
@@ -283,7 +302,7 @@ class Launch:
         except NotFound:
             return  # The summary says so.
         for report in left:
-            how = f"diloco-blob aggregate {shlex.quote(self._plan.run)} --drain"
+            how = command_line("aggregate", self._plan.run, "--drain")
             board.say(f"{left_line(report, num_fragments)}: to merge what is left, {how}")
         self._watcher.look_once()
         board.versions(self._watcher.new_lines())
@@ -308,6 +327,7 @@ class Launch:
                 c.command.name: c.state.value + (f" (restarts: {c.restarts})" if c.restarts else "")
                 for c in self._aggregators
             },
+            pids={c.command.name: c.pid for c in self._children},
             trouble=self._watcher.trouble(),
         )
 
@@ -342,7 +362,7 @@ class Launch:
         console.print()
         if self._plan.export:
             console.print(f"model                    {export(store, self._plan.export)}", soft_wrap=True)
-        console.print(f"audit it                 diloco-blob verify {shlex.quote(self._plan.run)}", soft_wrap=True)
+        console.print(f"audit it                 {command_line('verify', self._plan.run)}", soft_wrap=True)
 
 
 def _at_least(low: int) -> Callable[[str], int]:
@@ -356,11 +376,3 @@ def _at_least(low: int) -> Callable[[str], int]:
         return value
 
     return parse
-
-
-def _short(path: Path) -> str:
-    """A path as people would type it from here."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -93,9 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action=Version)
-    commands = parser.add_subparsers(
-        title="commands", dest="command", metavar="COMMAND", required=True, parser_class=CommandParser
-    )
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=CommandParser)
     for name, text in COMMANDS.items():
         command = commands.add_parser(
             name,
@@ -117,7 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code. Words that argparse refuses leave with `SystemExit(2)`, as argparse has it.
     """
     try:
-        args = make_parser().parse_args(argv)
+        parser = make_parser()
+        args = parser.parse_args(argv)
+        if args.command is None:
+            parser.print_help(sys.stderr)
+            return 2
         code: int = args.run_command(args)
         sys.stdout.flush()
     except DilocoError as error:

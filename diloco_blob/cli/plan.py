@@ -34,6 +34,8 @@ class Plan(Struct, frozen=True):
     """Preset or absolute path of a TOML file."""
     export: Path | None
     max_restarts: int
+    max_own_restarts: int | None = None
+    """Of an island that no signal kills; None if nothing else is wanted of it than of others."""
 
 
 def new_run(clock: Clock, ids: Ids) -> str:

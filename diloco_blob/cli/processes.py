@@ -3,13 +3,15 @@
 Each child has its own session, so that Ctrl-C in a terminal reaches it only through us, and its own log file, to which
 each start appends. A child that dies is started again by the same command: at once if it had lived for a while,
 otherwise after a pause that doubles. It is not started again when that cannot help: exit code 0 (done), exit code 2
-(the words or settings are wrong), exit code 3 (a newer process has taken its island over), or when it died too often
-without having got any further in between. Signals go to process ids that we have not reaped yet, so they cannot reach a
-stranger who got the number later.
+(the words or settings are wrong), exit code 3 (a newer process has taken its island over), a traceback of an error of
+ours that says the same, or when it died too often without having got any further in between: a few times by itself,
+many times by signals. Signals go to process ids that we have not reaped yet, so they cannot reach a stranger who got
+the number later.
 """
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from diloco_blob.core.clock import Clock
-from diloco_blob.core.errors import DilocoError, Fenced, InvalidSettings
+from diloco_blob.core.errors import Denied, DilocoError, Fenced, InvalidSettings
 
 QUICK_S = 10.0
 """A child that lived shorter than this died quickly."""
@@ -31,9 +33,11 @@ POLL_S = 0.1
 TAIL_BYTES = 16_384
 LINE_CHARS_MAX = 600
 
+_BY_SIGNAL = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of a program that a signal has stopped, and that had time to say so."""
 _GUARD = Path(__file__).with_name("guard.py")
-_FENCED = f"{Fenced.__module__}.{Fenced.__qualname__}: "
-"""How the last line of a traceback begins, of a script that lets `Fenced` pass: Python then exits with 1, not 3."""
+_RAISED = re.compile(rf"{re.escape(DilocoError.__module__)}\.(\w+): ")
+"""How the last line of a traceback begins, of a script that lets an error of ours pass: Python then exits with 1."""
 
 
 class State(Enum):
@@ -71,9 +75,10 @@ class Child:
         command: How to start it.
         clock: Time for pauses.
         max_restarts: How often it may be started again without having got any further in between.
+        max_own_restarts: The same, while it ends by itself and no signal kills it; `max_restarts` by default.
     """
 
-    def __init__(self, command: Command, clock: Clock, max_restarts: int) -> None:
+    def __init__(self, command: Command, clock: Clock, max_restarts: int, max_own_restarts: int | None = None) -> None:
         self.command = command
         self.state = State.PAUSED
         self.restarts = 0
@@ -81,8 +86,11 @@ class Child:
         self.failure: DilocoError | None = None
         self._clock = clock
         self._max_restarts = max_restarts
+        self._max_own_restarts = max_restarts if max_own_restarts is None else min(max_restarts, max_own_restarts)
         self._best: tuple[int, ...] = ()
         self._in_vain = 0
+        self._own_ends = 0
+        """How often in a row it has ended by itself without having got any further."""
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._start_at = 0.0
@@ -99,7 +107,8 @@ class Child:
         best = tuple(map(max, figures, self._best or figures))
         if best != self._best:
             self._best = best
-            self._in_vain = int(self.restarts > 0 and self.state is State.PAUSED)
+            paused = self.state is State.PAUSED
+            self._in_vain, self._own_ends = int(self.restarts > 0 and paused), min(self._own_ends, int(paused))
 
     def start(self) -> None:
         """Start the process, its output appended to the log.
@@ -131,15 +140,17 @@ class Child:
         """Look after the process: notice its end, start it again when it is time."""
         if self.state is State.PAUSED and self._clock.monotonic() >= self._start_at:
             self.start()
-            return Event(self.command.name, f"started again (restart {self._in_vain} of {self._max_restarts})")
+            own = self._own_ends > 0 and self._max_own_restarts < self._max_restarts
+            count, most = (self._own_ends, self._max_own_restarts) if own else (self._in_vain, self._max_restarts)
+            return Event(self.command.name, f"is process {self.pid} now (restart {count} of {most})")
         if self.state is not State.RUNNING:
             return None
         code = self._reap()
         return None if code is None else self._ended(code)
 
     def last_line(self) -> str:
-        """The last line that the newest process wrote to its log; empty if it wrote none."""
-        lines = self._tail()
+        """The last line for people that the newest process wrote to its log; empty if it wrote none."""
+        lines = [line for line in self._tail() if not line.startswith("{")]
         return lines[-1][:LINE_CHARS_MAX] if lines else ""
 
     def _tail(self) -> list[str]:
@@ -194,23 +205,24 @@ class Child:
         return code
 
     def _ended(self, code: int) -> Event:
-        name, line = self.command.name, self.last_line()
+        name = self.command.name
         if code == 0 and not self.command.endless:
             self.state = State.DONE
             return Event(name, "done")
-        how = _how(code)
-        said = f": {line}" if line else ""
-        if not line and (reason := self._why_silent()):
-            said = f"; {reason}"
-        if code == InvalidSettings.exit_code:
-            return self._fail(InvalidSettings(f"{name} {how}{said}", f"log: {self.command.log}"))
-        if code == Fenced.exit_code or any(said_so.startswith(_FENCED) for said_so in self._tail()):
-            return self._fail(Fenced(f"{name} was taken over by a newer process{said}", f"log: {self.command.log}"))
-        if self._in_vain >= self._max_restarts:
+        how, hint = _how(code), f"log: {self.command.log}"
+        raised, said = self._last_words() if code > 0 else ("", "")  # whoever is killed has none
+        if code == InvalidSettings.exit_code or raised == InvalidSettings.__name__:
+            return self._fail(InvalidSettings(f"{name} {how}{said}", hint))
+        if code == Fenced.exit_code or raised == Fenced.__name__:
+            return self._fail(Fenced(f"{name} was taken over by a newer process{said}", hint))
+        if raised == Denied.__name__:
+            return self._fail(Denied(f"{name} {how}{said}", hint))
+        self._own_ends = self._own_ends + 1 if code > 0 and code not in _BY_SIGNAL else 0
+        if self._in_vain >= self._max_restarts or self._own_ends > self._max_own_restarts:
+            times = f"{self._in_vain} restart{'' if self._in_vain == 1 else 's'}"
             return self._fail(
                 DilocoError(
-                    f"{name} {how}, after {self._in_vain} restarts without progress{said}",
-                    f"log: {self.command.log}; --max-restarts allows more",
+                    f"{name} {how}, after {times} without progress{said}", f"{hint}; --max-restarts allows more"
                 )
             )
         now = self._clock.monotonic()
@@ -220,8 +232,20 @@ class Child:
         self._in_vain += 1
         self._start_at = now + pause
         self.state = State.PAUSED
-        again = f"again in {pause:.1f} s" if pause else "again at once"
-        return Event(name, f"{how}, {again}{said}")
+        again = f"in {pause:.0f} s" if pause >= 1.0 else "now"
+        return Event(name, f"{how}{said}; starting it again {again}")
+
+    def _last_words(self) -> tuple[str, str]:
+        """Of a process that ended by itself: what error of ours it let pass, if any, and what to say."""
+        if not self._tail():
+            reason = self._why_silent()
+            return "", f"; {reason}" if reason else ""
+        line = self.last_line()
+        found = _RAISED.match(line)
+        raised, line = (found[1], line[found.end() :]) if found else ("", line)
+        if not raised and any((said := _RAISED.match(line)) and said[1] == Fenced.__name__ for line in self._tail()):
+            raised = Fenced.__name__  # it may have gone on to say goodbye
+        return raised, f": {line}" if line else ""
 
     def _fail(self, failure: DilocoError) -> Event:
         self.state = State.FAILED

@@ -10,12 +10,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from diloco_blob.cli.run_status import IslandView, RunStatus
+from diloco_blob.cli.run_status import ENDED, IslandView, RunStatus
 from diloco_blob.cli.tables import human_count, human_seconds, islands_table, make_console, plain, versions
 
 PLAIN_EVERY_S = 10.0
 """An island gets a plain line no more often than this."""
 
+WIDE = 100
+"""Columns from which on the live table has room for process ids."""
 _VERSIONS_SHOWN = 5
 
 
@@ -31,12 +33,18 @@ class Scene(Struct, frozen=True):
     restarts: Mapping[str, int]
     aggregators: Mapping[str, str]
     """State of each aggregator process, with its restarts."""
+    pids: Mapping[str, int | None] = {}
+    """Of islands and aggregators; None while there is no process."""
     trouble: str = ""
     """Why the bucket cannot be looked at."""
 
 
 class Board(Protocol):
     """Where progress is shown."""
+
+    @property
+    def shows_pids(self) -> bool:
+        """Whether `show` tells the process ids, so that nobody needs to say them."""
 
     def say(self, text: str) -> None:
         """Tell something once: a process died, a file was written."""
@@ -65,6 +73,11 @@ class LiveBoard:
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
+    @property
+    def shows_pids(self) -> bool:
+        """See `Board.shows_pids`: if there is room."""
+        return self._live.console.width >= WIDE
+
     def say(self, text: str) -> None:
         """See `Board.say`."""
         self._live.console.print(plain(text))
@@ -86,8 +99,12 @@ class LiveBoard:
         if scene.status is None:
             parts.append(Text("waiting for the first island to create the run", style="dim"))
         else:
-            parts.append(islands_table(scene.status, scene.restarts, scene.states))
-        aggregators = ", ".join(f"{name} {state}" for name, state in scene.aggregators.items())
+            pids = scene.pids if self.shows_pids else None
+            parts.append(islands_table(scene.status, scene.restarts, scene.states, pids))
+        aggregators = ", ".join(
+            f"{name} {state}" + (f" (process {pid})" if (pid := scene.pids.get(name)) else "")
+            for name, state in scene.aggregators.items()
+        )
         parts += [Text(""), Text(aggregators or "no aggregator here", style="dim")]
         parts += [plain(line) for line in self._lines]
         if scene.trouble:
@@ -102,6 +119,11 @@ class PlainBoard:
         self._elapsed_s = 0.0
         self._shown: dict[str, tuple[float, str, int]] = {}
         self._trouble = ""
+
+    @property
+    def shows_pids(self) -> bool:
+        """See `Board.shows_pids`: they are told once."""
+        return False
 
     def say(self, text: str) -> None:
         """See `Board.say`."""
@@ -122,8 +144,11 @@ class PlainBoard:
             if island.generation == 0:
                 continue  # It has not said anything yet.
             state = scene.states.get(island.name, island.state)
+            if state == "done" and island.state not in ENDED:
+                continue  # Its last word is not here yet.
             before = self._shown.get(island.name, (-PLAIN_EVERY_S, "", -1))
-            if scene.elapsed_s - before[0] >= PLAIN_EVERY_S and (state, island.steps) != before[1:]:
+            due = scene.elapsed_s - before[0] >= PLAIN_EVERY_S or state == "done"
+            if due and (state, island.steps) != before[1:]:
                 self._shown[island.name] = (scene.elapsed_s, state, island.steps)
                 self.say(_island_line(island, state))
 

@@ -26,7 +26,7 @@ SILENT_S = 60.0
 """An island that says it works, but has not written its status for this long, is shown as silent; or as left, if that
 is on record."""
 
-_ENDED = ("done", "stopped", "fenced", "failed", "left")
+ENDED = ("done", "stopped", "fenced", "failed", "left")
 
 
 class FragmentView(Struct, frozen=True):
@@ -226,11 +226,11 @@ def _island(
     found, written_at = report or (None, None)
     heard_s = None if written_at is None else max(0.0, now - written_at)
     state = found.state if found else "unknown"
-    if heard_s is not None and heard_s > SILENT_S and state not in _ENDED:
+    if heard_s is not None and heard_s > SILENT_S and state not in ENDED:
         state = "silent"
     version = found.version if found else 0
     behind = found.versions_behind if found else 0
-    if heard_s is None or heard_s > FRESH_S or state in _ENDED:
+    if heard_s is None or heard_s > FRESH_S or state in ENDED:
         behind = max(behind, min(head.version for head in heads) - version)
     return IslandView(
         name=name,

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -70,13 +69,23 @@ def versions(status: RunStatus) -> str:
     return f"version {min(found)}" if len(found) == 1 else f"versions {min(found)} to {max(found)}"
 
 
+def num_islands(count: int) -> str:
+    """`3 islands`, `1 island`."""
+    return f"{count} island{'' if count == 1 else 's'}"
+
+
 def islands_table(
-    status: RunStatus, restarts: Mapping[str, int] | None = None, states: Mapping[str, str] | None = None
+    status: RunStatus,
+    restarts: Mapping[str, int] | None = None,
+    states: Mapping[str, str] | None = None,
+    pids: Mapping[str, int | None] | None = None,
 ) -> Table:
-    """What each island is doing; with the restarts and states that `launch` knows of, if given."""
+    """What each island is doing; with the restarts, states and processes that `launch` knows of, if given."""
     table = _table("island", "state", right=("step", "tokens/s", "loss", "version", "behind", "staleness"))
     if restarts is not None:
         table.add_column("restarts", justify="right")
+    if pids:
+        table.add_column("process", justify="right", no_wrap=True)
     known = {island.name: island for island in status.islands}
     names = [*known, *(name for name in states or {} if name not in known)]
     for name in sorted(names):
@@ -86,13 +95,15 @@ def islands_table(
         cells += _progress_cells(island)
         if restarts is not None:
             cells.append(str(restarts.get(name, 0)))
+        if pids:
+            cells.append(str(pids.get(name) or "-"))
         table.add_row(*cells)
     return table
 
 
 def contributions_table(status: RunStatus) -> Table:
     """What became of each island's work, and what it cost."""
-    figures = ("steps", "tokens", "merged", "accepted", "discounted", "skipped", "rejected", "up", "down")
+    figures = ("steps", "tokens", "merged", "accepted", "late", "skipped", "rejected", "up", "down")
     table = _table("island", right=figures, gap=1)
     for island in (*status.islands, None):
         source = island or status.totals
@@ -134,12 +145,11 @@ def outcome_lines(status: RunStatus) -> list[str]:
     """Held-out figures before and after, and the bytes of a round."""
     lines, evals, totals = [], status.eval, status.totals
     if evals.last:
-        before = evals.before
-        was = f"{before.bits_per_byte:.3f} at version {before.version}, " if before and before != evals.last else ""
-        lines.append(
-            f"held-out bits per byte   {was}{evals.last.bits_per_byte:.3f} at version {evals.last.version} "
-            f"({evals.last.island}, step {evals.last.step})"
-        )
+        before, last = evals.before or evals.last, evals.last
+        line = f"held-out bits per byte   {before.bits_per_byte:.3f} at version {before.version}"
+        if (before.version, before.step) != (last.version, last.step):  # each island may have made the first one
+            line += f", {last.bits_per_byte:.3f} at version {last.version} ({last.island}, step {last.step})"
+        lines.append(line)
     if totals.bytes_per_param_up is not None and totals.bytes_per_param_down is not None:
         lines.append(
             f"bytes per parameter      {totals.bytes_per_param_up:.2f} up, {totals.bytes_per_param_down:.2f} down, "
@@ -157,7 +167,7 @@ def status_view(status: RunStatus) -> RenderableType:
     head = Text.assemble(
         ("run ", "dim"),
         plain(status.run, style="bold"),
-        f"  {versions(status)}, {human_count(totals.parameters)} parameters, {len(status.islands)} islands",
+        f"  {versions(status)}, {human_count(totals.parameters)} parameters, {num_islands(len(status.islands))}",
     )
     return Group(head, *_blocks(fragments_table(status), islands_table(status), *summary_blocks(status)))
 
@@ -170,7 +180,7 @@ def summary_blocks(status: RunStatus) -> list[RenderableType]:
         blocks.append(Text("\n".join(lines)))
     last = status.eval.last
     if last and last.sample.strip():
-        sample = Padding(plain(last.sample.strip("\n"), keep_newlines=True, style="italic"), (0, 0, 0, 4))
+        sample = _Indented(plain(last.sample.strip("\n"), keep_newlines=True, style="italic"))
         blocks.append(
             Group(Text(f"what the model writes ({last.island}, version {last.version})", style="dim"), sample)
         )
@@ -186,6 +196,18 @@ def plain(text: str, *, keep_newlines: bool = False, style: str = "") -> Text:
     """Text of others without control characters: it cannot steer the terminal."""
     kept = "\n" if keep_newlines else ""
     return Text("".join(c if c.isprintable() or c in kept else "\N{REPLACEMENT CHARACTER}" for c in text), style=style)
+
+
+class _Indented:
+    """Text four columns to the right, without blanks at the ends of its lines."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in self._text.wrap(console, max(1, options.max_width - 4)):
+            line.rstrip()
+            yield Text.assemble("    ", line) if line else Text("")
 
 
 def _blocks(*parts: RenderableType) -> Iterable[RenderableType]:

@@ -1,7 +1,10 @@
-"""What a run's URL says by itself: whether it is a folder, and where its logs go."""
+"""What people type and can type again: a run's URL, whether it is a folder, where its logs go; and our own name."""
 
 import hashlib
 import re
+import shlex
+import shutil
+import sys
 from pathlib import Path
 
 from diloco_blob.core.errors import InvalidSettings
@@ -53,3 +56,24 @@ def default_workdir(run: str) -> Path:
     run = absolute_url(run)
     slug = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")[:60]
     return RUNS / f"{slug}-{hashlib.sha256(run.encode()).hexdigest()[:8]}.work"
+
+
+def short(path: Path) -> str:
+    """A path as people would type it from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def command_line(*words: str) -> str:
+    """One of our commands as it can be pasted here, by the name that this one was called by."""
+    name, called = "diloco-blob", Path(sys.argv[0])
+    found = shutil.which(name)
+    if called.parts[-2:] == ("cli", "main.py"):
+        program = [short(Path(sys.executable)), "-m", "diloco_blob.cli.main"]
+    elif called.name != name or (found and Path(found).resolve() == called.resolve()):
+        program = [name]
+    else:
+        program = [short(called.absolute())]
+    return shlex.join([*program, *words])

@@ -6,7 +6,9 @@ are DiLoCo's (arXiv 2311.08105); those of `merge` and `policy` are ours, for isl
 `preset(name)` gives each published method whole.
 """
 
+import difflib
 import math
+import re
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -218,9 +220,26 @@ def parse_settings(text: str, *, source: str) -> Settings:
     try:
         return msgspec.toml.decode(text, type=Settings)
     except msgspec.ValidationError as error:
-        raise InvalidSettings(f"{source}: {error}", "docs/settings.md lists every setting") from error
+        raise InvalidSettings(f"{source}: {_what_is_wrong(error)}", "docs/settings.md lists every setting") from error
     except msgspec.DecodeError as error:
         raise InvalidSettings(f"{source} is not valid TOML: {error}") from error
+
+
+def _what_is_wrong(error: msgspec.ValidationError) -> str:
+    """What msgspec found, with the setting's dotted name first; for an unknown one, what was perhaps meant."""
+    what, _, where = str(error).partition(" - at `$.")
+    path = where.removesuffix("`")
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL)
+    if unknown is None:
+        return f"{path}: {what}" if path else what
+    name = unknown[1]
+    known = [one for one, _ in _flat(Settings())]
+    here = [one.removeprefix(f"{path}.") for one in known if one.startswith(f"{path}.")] or Settings.__struct_fields__
+    meant = [one for one in known if one.rpartition(".")[2] == name]
+    if not meant:
+        meant = [f"{path}.{one}".lstrip(".") for one in difflib.get_close_matches(name, here, n=1)]
+    perhaps = f" (did you mean {' or '.join(meant)}?)" if meant else ""
+    return f"unknown setting {path}{'.' if path else ''}{name}{perhaps}"
 
 
 def conflicts(run: Settings, given: Settings) -> list[str]:

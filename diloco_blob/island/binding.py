@@ -6,8 +6,11 @@ with Island("s3://bucket/run", model=model, optimizer=optimizer, name="us-east-1
         island.step(tokens=batch.numel(), loss=loss)
 """
 
+import math
 import os
+import signal
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +36,8 @@ class Island:
 
     Entering joins the run: the first island creates it from the model's weights, every other one adopts the
     run's. Leaving without an error calls `finish`. While you are inside, call `step` after each optimizer step
-    and nothing else.
+    and nothing else. SIGTERM ends the loop as Ctrl-C does, unless you handle it: nobody waits for an island that was
+    stopped.
 
     Args:
         run: URL of the run; `$DILOCO_RUN` by default.
@@ -81,6 +85,7 @@ class Island:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         self._port = TorchPort(model, optimizers)
         self._core: IslandCore | None = None
+        self._sigterm_caught = False
 
     def __enter__(self) -> Self:
         clock = SystemClock()
@@ -92,6 +97,7 @@ class Island:
             store.close()
             raise
         self._core = core
+        self._catch_sigterm()
         try:
             core.block(core.begin())
         except BaseException as error:
@@ -134,9 +140,16 @@ class Island:
         core = self._joined()
         core.block(core.finish())
 
-    def record_eval(self, *, loss: float, bits_per_byte: float, sample: str = "") -> None:
-        """Report a held-out evaluation: mean loss in nats, bits per byte, and, if you like, some generated text."""
-        self._joined().record_eval(loss, bits_per_byte, sample)
+    def record_eval(self, *, loss: float, bits_per_byte: float | None = None, sample: str = "") -> None:
+        """Report a held-out evaluation, for `status` and the summary of `launch`.
+
+        Args:
+            loss: Mean loss in nats per token.
+            bits_per_byte: What people compare; the loss in bits, which is right for byte-level models, if not given.
+            sample: Some generated text.
+        """
+        bits = loss / math.log(2) if bits_per_byte is None else bits_per_byte
+        self._joined().record_eval(loss, bits, sample)
 
     @property
     def steps(self) -> int:
@@ -173,7 +186,17 @@ class Island:
             raise InvalidSettings("this island has not joined its run", "use it as: with Island(...) as island:")
         return self._core
 
+    def _catch_sigterm(self) -> None:
+        """Make SIGTERM end the loop as Ctrl-C does, so that the island leaves properly; unless you handle it."""
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            self._sigterm_caught = True
+
     def _leave(self, error: BaseException | None) -> None:
+        if self._sigterm_caught:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._sigterm_caught = False
         core = self._joined()
         if error is None:
             state, message = "done", ""

@@ -81,6 +81,7 @@ class IslandCore:
         self._tokens_before = self.tokens
         self._last_arrival = now
         self._first_unmerged: float | None = None
+        self._waiting_since: float | None = None
         feedback = {
             p: ErrorFeedback(settings.up, {name: joined.residuals[name] for name in names if name in joined.residuals})
             for p, names in enumerate(self._names)
@@ -202,6 +203,8 @@ class IslandCore:
     def status(self) -> IslandStatus:
         """The island's figures as of now."""
         usage, before = self.store.meter.usage(), self._before
+        since, now = self._waiting_since, self.clock.monotonic()
+        wait_s = self.wait_s + (now - since if since is not None else 0.0)
         elapsed = self.clock.monotonic() - self._started
         newest = [self.inbox.version(p) for p in range(self.sync.num_fragments)]
         return IslandStatus(
@@ -224,7 +227,7 @@ class IslandCore:
             },
             bytes_up=usage.bytes_up + (before.bytes_up if before else 0),
             bytes_down=usage.bytes_down + (before.bytes_down if before else 0),
-            wait_s=self.wait_s + (before.wait_s if before else 0.0),
+            wait_s=wait_s + (before.wait_s if before else 0.0),
             train_s=self.train_s + (before.train_s if before else 0.0),
             written_at=self.store.now(),
             first_eval=self.evals.first,
@@ -368,13 +371,14 @@ class IslandCore:
         if done():
             return True
         before, self.state = self.state, state
-        started = self.clock.monotonic()
+        started = self._waiting_since = self.clock.monotonic()
         try:
             while not done():
                 if limit is not None and self.clock.monotonic() >= limit:
                     return False
                 yield reason
         finally:
+            self._waiting_since = None
             self.wait_s += self.clock.monotonic() - started
             self.state = before
         return True

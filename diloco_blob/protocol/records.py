@@ -170,7 +170,7 @@ class Close(Struct, frozen=True, forbid_unknown_fields=True):
     watermarks: dict[str, Watermark]
     """Of every island that ever contributed, after this close."""
     left: tuple[str, ...]
-    """Islands known to have left and not to have returned; nobody waits for them, and a quorum does without them."""
+    """Islands that had said so when they left, and have not contributed since."""
     discount: float
     """Factor on the whole step; 1 unless `merge.discount` is set."""
     opened_at: float

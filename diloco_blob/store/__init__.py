@@ -78,7 +78,7 @@ def _open_s3(url: str, clock: Clock) -> ObjectStore:
     try:
         from diloco_blob.store.s3 import S3Store
     except ModuleNotFoundError as error:
-        raise _missing_extra("s3", error) from error
+        raise _missing_sdk("boto3", error) from error
     return S3Store(url, clock=clock)
 
 
@@ -86,11 +86,9 @@ def _open_gcs(url: str, clock: Clock) -> ObjectStore:
     try:
         from diloco_blob.store.gcs import GCSStore
     except ModuleNotFoundError as error:
-        raise _missing_extra("gcs", error) from error
+        raise _missing_sdk("google-cloud-storage", error) from error
     return GCSStore(url, clock=clock)
 
 
-def _missing_extra(extra: str, error: ModuleNotFoundError) -> InvalidSettings:
-    return InvalidSettings(
-        f"this kind of URL needs {error.name}, which is not installed", f"pip install 'diloco-blob[{extra}]'"
-    )
+def _missing_sdk(package: str, error: ModuleNotFoundError) -> InvalidSettings:
+    return InvalidSettings(f"this kind of URL needs {error.name}, which is not installed", f"pip install {package}")

@@ -12,7 +12,8 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISLNK
+from typing import BinaryIO
 from urllib.parse import unquote
 
 from diloco_blob.core.clock import Clock, SystemClock
@@ -38,6 +39,8 @@ _REMEDIES = {
     errno.ELOOP: "its symbolic links go in a circle: use another folder",
 }
 """What trying again cannot change. All else that the system may say (EIO, ESTALE, EMFILE …) is `Unavailable`."""
+
+_FOLDER_TRIES = 100
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
@@ -92,9 +95,9 @@ class LocalStore:
                 else:
                     temporary.replace(path)
                 info = _info(key, path.stat())
+                _sync_folder(path.parent)
             finally:
                 temporary.unlink(missing_ok=True)
-            _sync_folder(path.parent)
         return info
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -118,11 +121,12 @@ class LocalStore:
                     yield name[len(begin) : -1]
 
     def delete(self, key: str) -> None:
-        """See `ObjectStore.delete`."""
+        """See `ObjectStore.delete`. Folders that are empty then are removed too: a bucket has none."""
         path = self._path(key)
         with contextlib.suppress(NotFound), self._translated(key):
             path.unlink()
             _sync_folder(path.parent)
+            self._remove_empty(path.parent)
 
     def now(self) -> float:
         """See `ObjectStore.now`: the clock that stamps files, on a network file system the server's."""
@@ -141,10 +145,9 @@ class LocalStore:
 
     def _write_temporary(self, folder: Path, data: bytes) -> Path:
         """Write and sync a file that no key can name, and learn the file system's time from it."""
-        _make_folder(folder)
         path = folder / f".tmp-{self._ids.fresh()}"
         try:
-            with path.open("xb") as file:
+            with _created(path) as file:  # from here on nobody can remove the folder: it is not empty
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -153,6 +156,18 @@ class LocalStore:
             path.unlink(missing_ok=True)
             raise
         return path
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a folder and its parents below the root, up to the first that is not empty, which no system removes.
+
+        Whoever is about to write there makes them again (`_created`).
+        """
+        while folder != self.root:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            folder = folder.parent
 
     def _link(self, temporary: Path, path: Path) -> None:
         try:
@@ -236,13 +251,29 @@ def _info(key: str, stat: os.stat_result) -> ObjectInfo:
     )
 
 
+def _created(path: Path) -> BinaryIO:
+    """A new file, for writing, in a folder that is made as often as somebody removes it for being empty."""
+    for _ in range(_FOLDER_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            _make_folder(path.parent)
+            return path.open("xb")
+    _make_folder(path.parent)
+    return path.open("xb")
+
+
 def _make_folder(folder: Path) -> None:
     """Make a folder and its parents so that they survive a crash."""
     if folder.is_dir():
         return
     if folder.parent != folder:
         _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        # Another made it just now; and may have removed it since, so this looks once: FileNotFoundError is tried again.
+        mode = folder.lstat().st_mode
+        if not S_ISDIR(mode) and not (S_ISLNK(mode) and folder.is_dir()):
+            raise
     _sync_folder(folder.parent)
 
 

@@ -10,12 +10,16 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from diloco_blob.core.errors import Conflict, DilocoError, InvalidSettings, NotFound
+from diloco_blob.core.errors import Conflict, Denied, DilocoError, InvalidSettings, NotFound
 from diloco_blob.core.ids import Ids
 from diloco_blob.store.base import ObjectStore
+from diloco_blob.store.retrying import RetryingStore
 
 _CLOCK_TOLERANCE_S = 30.0
 _RACE_TIMEOUT_S = 120.0
+_SOMETHING = "run.json"
+"""Asked for, whether it is there or not, before anything is written: a store that does not answer is told by one
+request and its retries, not by a race of them."""
 
 
 def probe(store: ObjectStore, ids: Ids, racers: int = 4) -> list[str]:
@@ -33,13 +37,20 @@ def probe(store: ObjectStore, ids: Ids, racers: int = 4) -> list[str]:
         InvalidSettings: The store cannot carry a run, with the reason.
         Unavailable, Denied, NotFound: It could not be tested.
     """
+    with contextlib.suppress(NotFound, Denied):  # of these, what is asked next says more
+        store.head(_SOMETHING)
     key = f"probes/{ids.fresh()}/race.json"
     bodies = [json.dumps({"racer": racer, "write_id": ids.fresh()}).encode() for racer in range(racers)]
     try:
         return _examine(store, key, bodies)
     finally:
         with contextlib.suppress(DilocoError):  # no run needs the right to delete, and one small object harms nobody
-            store.delete(key)
+            _bare(store).delete(key)
+
+
+def _bare(store: ObjectStore) -> ObjectStore:
+    """What makes one attempt: what may as well fail is not worth waiting for."""
+    return store.meter if isinstance(store, RetryingStore) else store
 
 
 def _examine(store: ObjectStore, key: str, bodies: list[bytes]) -> list[str]:

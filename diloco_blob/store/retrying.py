@@ -18,6 +18,8 @@ objects named by their content, so writing one again changes nothing, and they a
 """
 
 import logging
+import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
@@ -34,12 +36,13 @@ _T = TypeVar("_T")
 
 _WAIT_FIRST_S = 0.5
 _WAIT_MAX_S = 10.0
+_SAY_EVERY_S = 5.0
 _SLOWEST_BYTES_PER_S = 250_000
 """An upload gets as much more budget as it takes at this rate: a large one is not given up after one failure."""
 
 
 class RetryingStore:
-    """Tries operations on `inner` again while it is `Unavailable`.
+    """Tries operations on `inner` again while it is `Unavailable`, and says so at once, then at most every 5 s.
 
     Args:
         inner: One attempt at a time. It is metered here, below the retries, so that `usage` counts every
@@ -55,6 +58,8 @@ class RetryingStore:
         self._clock = clock
         self._ids = ids
         self._budget_s = budget_s
+        self._saying = threading.Lock()
+        self._said_at = -math.inf
 
     def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """See `ObjectStore.get`."""
@@ -113,6 +118,15 @@ class RetryingStore:
             return info
         raise Conflict(f"another writer created {key} in {self.url} first") from error
 
+    def _may_say(self) -> bool:
+        """Whether it is time for another line: in an outage many threads fail many times, and one line is enough."""
+        now = self._clock.monotonic()
+        with self._saying:
+            if now - self._said_at < _SAY_EVERY_S:
+                return False
+            self._said_at = now
+            return True
+
     def _retried(self, what: str, attempt: Callable[[], _T], extra_s: float = 0.0) -> _T:
         """Call `attempt` until it is answered or the budget, counted from its first failure, is spent."""
         deadline: float | None = None
@@ -129,8 +143,9 @@ class RetryingStore:
             return now + state.upcoming_sleep > deadline
 
         def report(state: tenacity.RetryCallState) -> None:
-            reason = state.outcome.exception() if state.outcome else None
-            _LOG.warning("could not %s, trying again in %.1f s: %s", what, state.upcoming_sleep, reason)
+            if self._may_say():
+                reason = state.outcome.exception() if state.outcome else None
+                _LOG.warning("could not %s, still trying: %s", what, reason, extra={"run": self.url})
 
         return tenacity.Retrying(
             sleep=self._clock.sleep,

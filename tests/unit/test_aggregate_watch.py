@@ -177,14 +177,32 @@ def test_islands_are_listed_for_all_fragments_and_seldom_while_rounds_are_open(
     clock = Script()
     policy = Policy(islands=2, quorum=2, grace_s=3.0, deadline_s=deadline_s)
     toy = ToyRun(Settings(policy=policy, sync=Sync(num_fragments=4)), clock=clock)
+    toy.send_raw("a", b"no receipt, but somebody is there")
     times = listing_times(toy, 60.5, poll_s=0.25)
     assert times == [every_s * number for number in range(int(60 / every_s) + 1)]
 
 
+def test_until_somebody_has_contributed_every_pass_lists_once() -> None:
+    clock = Script()
+    policy = Policy(islands=2, quorum=2, grace_s=3.0, deadline_s=600.0)
+    toy = ToyRun(Settings(policy=policy, sync=Sync(num_fragments=4)), clock=clock)
+    clock.plan = [(1.2, lambda: [toy.join(name) for name in "ab"]), (3.1, lambda: toy.send("a", 1, fragment=2))]
+    assert listing_times(toy, 15.0, poll_s=0.5) == [0.5 * number for number in range(8)] + [13.5]
+
+
+def test_the_first_version_is_made_as_soon_as_all_have_contributed() -> None:
+    toy, clock = patient_run()
+    clock.plan = [(1.0, lambda: [toy.join(name) for name in "ab"]), (2.0, lambda: toy.send("a", 1))]
+    clock.plan += [(2.5, lambda: toy.send("b", 2))]
+    watched(toy, 3.0, poll_s=0.25)
+    assert toy.close(1).closed_at - toy.run.created_at == 2.5
+
+
 def test_a_newcomer_that_no_list_has_shown_yet_is_in_the_close_that_it_is_in_time_for() -> None:
     toy, clock = patient_run()
-    clock.plan = [(2.0, lambda: toy.send("a", 1)), (3.5, lambda: (toy.send("b", 2), toy.send("c", 3)))]
-    assert listing_times(toy, 9.75, poll_s=0.25) == [0.0]  # Nobody is known: b completes no quorum yet.
+    toy.send("a", 1)
+    clock.plan = [(3.5, lambda: (toy.send("b", 2), toy.send("c", 3)))]
+    assert listing_times(toy, 9.75, poll_s=0.25) == [0.0]  # Only a is known: b completes no quorum yet.
     assert toy.head().version == 0
     assert listing_times(toy, 20.0, poll_s=0.25) == [9.75, 19.75]
     assert [entry.island for entry in toy.close(1).chosen] == ["a", "b", "c"]

@@ -1,6 +1,7 @@
 """The command line as a whole: errors are one line, exit codes are as documented, and nothing heavy is imported."""
 
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -60,7 +61,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        [],
         ["gc"],
         ["status"],
         ["status", "x", "--json", "--watch"],
@@ -78,6 +78,13 @@ def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture
         cli.main(words)
     assert stop.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+def test_no_words_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert all(re.search(rf"\n +{command} +[a-z]", captured.err) for command in COMMANDS)
 
 
 @pytest.mark.parametrize("command", ["aggregate", "status", "verify"])
@@ -133,6 +140,28 @@ def test_a_damaged_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "run.json").write_text("{}")
     assert cli.main(["status", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith(f"diloco-blob: error: run.json in {tmp_path}: not a run record")
+
+
+@pytest.mark.parametrize(
+    ("run", "model"),
+    [
+        ("demo/run", "demo/run.model"),
+        ("demo/my run/", "demo/my run.model"),
+        ("s3://bucket/run", "demo/model"),
+    ],
+)
+def test_each_run_of_make_demo_has_a_model_of_its_own(run: str, model: str) -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        ["make", "--dry-run", "--old-file=.venv/.installed", "demo", f"RUN={run}", "DATA=my texts"],
+        capture_output=True,
+        text=True,
+        cwd=root,
+    )
+    words = shlex.split(done.stdout.replace("\\\n", " "))
+    assert words[words.index("--run") + 1] == run, done.stderr
+    assert words[words.index("--export") + 1] == model
+    assert words[-2:] == ["--data", "my texts"]
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from diloco_blob.cli.main import main
 from diloco_blob.cli.plan import Plan, aggregator_commands, check, island_commands, new_run
-from diloco_blob.cli.urls import absolute_url, default_workdir, folder_of
+from diloco_blob.cli.urls import absolute_url, command_line, default_workdir, folder_of
 from diloco_blob.core.errors import Denied, InvalidSettings
 from diloco_blob.core.ids import SeededIds
 from diloco_blob.core.settings import Settings, load_settings
@@ -112,7 +112,32 @@ def test_nothing_is_started_on_a_mistake(
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 3
     assert captured.out == ""
+    assert captured.err.endswith("config.json is there and not ours (give another --export folder)\n")
     assert not list(plan.workdir.glob("logs/*"))
+
+
+def test_a_foreign_export_folder_is_found_before_anything_is_made(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("in the way")
+    words = ["launch", "--islands", "2", "--run", plan.run, "--export", str(tmp_path / "model")]
+    assert main([*words, str(plan.script)]) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "train.py"]
+
+
+def test_commands_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for folder in ("bin", "venv"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "diloco-blob").touch(mode=0o755)
+    for called, said in {
+        "venv/bin/diloco-blob": "venv/bin/diloco-blob",
+        str(tmp_path / "venv" / "diloco-blob"): "venv/diloco-blob",
+        "/opt/my env/diloco-blob": "'/opt/my env/diloco-blob'",
+        str(tmp_path / "bin" / "diloco-blob"): "diloco-blob",
+        "/usr/bin/pytest": "diloco-blob",
+    }.items():
+        monkeypatch.setattr(sys, "argv", [called])
+        assert command_line("verify", "my run") == f"{said} verify 'my run'"
 
 
 def test_commands_of_the_islands(plan: Plan, tmp_path: Path) -> None:

@@ -117,6 +117,32 @@ def test_the_live_view() -> None:
     assert row.split() == ["a", "training", "5", "1.2", "k", "1.250", "0", "1", "0", "2"]
 
 
+def test_process_ids_where_there_is_room() -> None:
+    toy = ToyRun()
+    for width, shown in ((100, True), (80, False)):
+        file = io.StringIO()
+        board = LiveBoard(Console(file=file, width=width, force_terminal=True, color_system=None))
+        try:
+            assert board.shows_pids is shown
+            board.show(scene(0.0, status_at(toy, 5), pids={"a": 4711, "aggregator-0": 4712}))
+        finally:
+            board.close()
+        assert ("4711" in file.getvalue()) is shown
+        assert "aggregator-0 running (process 4712)" in file.getvalue()
+
+
+def test_an_island_is_done_when_its_last_word_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+    toy, board = ToyRun(), PlainBoard()
+    board.show(scene(0.0, status_at(toy, 5)))
+    board.show(scene(0.5, status_at(toy, 5), states={"a": "done"}))
+    for second in (1.0, 2.0):
+        board.show(scene(second, status_at(toy, 6, "done"), states={"a": "done"}))
+    assert [line.split()[4:7] for line in capsys.readouterr().out.splitlines()] == [
+        ["training:", "step", "5,"],
+        ["done:", "step", "6,"],
+    ]
+
+
 def test_the_watcher_tells_each_version_once() -> None:
     toy = ToyRun()
     toy.join("a")

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from diloco_blob.cli import status as status_command
 from diloco_blob.cli.main import main
 from diloco_blob.cli.run_status import FRESH_S, SILENT_S, look, run_status
 from diloco_blob.cli.tables import human_bytes, human_count, human_seconds, make_console, status_view
@@ -140,6 +141,49 @@ def test_evaluations_are_the_first_and_the_newest(toy: ToyRun) -> None:
     assert (found.before.island, found.before.bits_per_byte) == ("a", 8.0)
     assert found.last is not None
     assert (found.last.island, found.step, found.loss, found.bits_per_byte) == ("b", 20, 2.0, 2.9)
+
+
+def test_a_first_evaluation_stands_alone(toy: ToyRun) -> None:
+    first = Eval(step=0, version=0, loss=5.5, bits_per_byte=8.0)
+    for name in ("a", "b"):
+        report(toy, name, first_eval=first, last_eval=first)
+    assert "held-out bits per byte   8.000 at version 0\n" in render(run_status(toy.store))
+    report(toy, "b", first_eval=first, last_eval=msgspec.structs.replace(first, step=9, version=1, bits_per_byte=7.0))
+    assert "   8.000 at version 0, 7.000 at version 1 (b, step 9)\n" in render(run_status(toy.store))
+
+
+def test_a_sample_has_no_blanks_at_the_ends(toy: ToyRun) -> None:
+    report(toy, "a", last_eval=Eval(step=1, version=1, loss=1.0, bits_per_byte=1.0, sample="one  \n\n" + "two " * 30))
+    lines = render(run_status(toy.store), width=80).splitlines()
+    sample = lines[lines.index("    one") :]
+    assert [line[:8] for line in sample] == ["    one", "", "    two ", "    two "]
+    assert all(line == line.rstrip() for line in sample)
+
+
+def test_work_that_no_aggregator_merges_is_told_of() -> None:
+    policy = Policy(grace_s=10.0, deadline_s=600.0, islands=2)
+    toy = ToyRun(settings=Settings(policy=policy).resolved())
+    for name in ("a", "b"):
+        toy.join(name)
+        report(toy, name, state="waiting")
+
+    def overdue() -> int:
+        return status_command.num_overdue(toy.store, look(toy.store))
+
+    toy.clock.sleep(100.0)
+    assert overdue() == 0  # nothing waits
+    toy.send("a", 1)
+    toy.clock.sleep(100.0)
+    assert overdue() == 0  # the round is open for b
+    toy.send("b", 2)
+    assert overdue() == 0  # just now
+    toy.clock.sleep(policy.grace_s + status_command.OVERDUE_S + 1)
+    assert overdue() == 2
+    toy.aggregate()
+    assert overdue() == 0
+    toy.send("a", 3, base_version=1)
+    toy.clock.sleep(policy.deadline_s + status_command.OVERDUE_S + 1)
+    assert overdue() == 1
 
 
 def test_json_has_what_the_design_promises(toy: ToyRun, capsys: pytest.CaptureFixture[str]) -> None:

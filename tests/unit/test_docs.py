@@ -13,7 +13,8 @@ from msgspec import inspect
 from diloco_blob.aggregate import FragmentReport, aggregate
 from diloco_blob.core.ids import SeededIds
 from diloco_blob.core.settings import PRESETS, Policy, Settings, Sync, parse_settings, preset
-from diloco_blob.protocol.records import Close
+from diloco_blob.protocol import keys
+from diloco_blob.protocol.records import FORMAT, Close, Departure, encode
 from diloco_blob.store import MeteredStore
 from diloco_blob.testing.toy import ToyRun
 
@@ -201,6 +202,19 @@ def test_the_worked_round_happens_as_it_is_written() -> None:
     assert "**0.2612**" in text
 
 
+def leave(toy: ToyRun, island: str, seq: int) -> None:
+    record = Departure(
+        format=FORMAT,
+        run=toy.run.digest,
+        write_id=toy.ids.fresh(),
+        island=island,
+        generation=1,
+        fragment=0,
+        seq=seq,
+    )
+    toy.store.put(keys.departure(island, 0, seq), encode(record), if_absent=True)
+
+
 def test_a_pass_asks_for_what_the_page_says() -> None:
     toy = ToyRun(Settings(policy=Policy(islands=3, quorum=3)))
     names = "abc"
@@ -218,7 +232,9 @@ def test_a_pass_asks_for_what_the_page_says() -> None:
 
     assert asked(1) == (3, 1 + 3, 0, 1)
     toy.send("a", 1, base_version=1)
-    assert asked(1) == (3 + 1, 1 + 3 + 1 + 2, 0, 1)  # the two more: whether b and c have left
+    assert asked(1) == (3 + 1 + 2, 1 + 3 + 1, 0, 1)  # the two more: whether b and c have left
+    leave(toy, "c", 1)
+    assert asked(1) == (3 + 1 + 2, 1 + 3 + 1 + 1, 0, 1)  # and the one more: whether c is back
     toy.send("b", 2, base_version=1)
     toy.send("c", 3, base_version=1)
     assert asked(1) == (5 + 2 * 3, 1 + 3 + 2 * 3, 5, 1)

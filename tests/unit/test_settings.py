@@ -58,3 +58,21 @@ def test_more_islands_than_there_are(policy: Policy) -> None:
 def test_more_contributions_than_islands_in_a_file() -> None:
     with pytest.raises(InvalidSettings, match=r"policy\.min_contributions \(3\) cannot exceed policy\.islands"):
         parse_settings("[policy]\nislands = 2\nmin_contributions = 3", source="run.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[sync]\nsync_evry = 1", "unknown setting sync.sync_evry (did you mean sync.sync_every?)"),
+        ("sync_every = 1", "unknown setting sync_every (did you mean sync.sync_every?)"),
+        ("[sync]\nmomentum = 0.5", "unknown setting sync.momentum (did you mean outer.momentum?)"),
+        ("[snyc]\nsync_every = 1", "unknown setting snyc (did you mean sync?)"),
+        ("[sync]\nxyzzy_plugh = 1", "unknown setting sync.xyzzy_plugh"),
+        ("[sync]\nsync_every = 0", "sync.sync_every: Expected `int` >= 1"),
+        ("sync = 1", "sync: Expected `object`, got `int`"),
+    ],
+)
+def test_a_mistake_is_named(text: str, said: str) -> None:
+    with pytest.raises(InvalidSettings) as refused:
+        parse_settings(text, source="run.toml")
+    assert refused.value.message == f"run.toml: {said}"

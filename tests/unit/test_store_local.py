@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from diloco_blob.core.errors import Conflict, Denied, DilocoError, InvalidSettings, NotFound, Unavailable
+from diloco_blob.store import local
 from diloco_blob.store.local import LocalStore
 from diloco_blob.testing.clock import VirtualClock
 
@@ -202,6 +203,58 @@ def test_listing_is_in_the_order_of_bytes(tmp_path: Path) -> None:
     for name in reversed(names):
         store.put(name, b"")
     assert [info.key for info in store.list("o/")] == sorted(names)
+
+
+def test_a_delete_takes_the_folders_that_become_empty_but_not_the_root(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "run"))
+    for key in ("probes/a/race.json", "probes/b/race.json", "run.json"):
+        store.put(key, b"1")
+    store.delete("probes/a/race.json")
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == ["b", "probes", "race.json", "run.json"]
+    store.delete("probes/b/race.json")
+    assert [path.name for path in (tmp_path / "run").rglob("*")] == ["run.json"]
+    store.delete("run.json")
+    assert [*tmp_path.iterdir()] == [tmp_path / "run"]
+
+
+def test_a_put_whose_folder_is_removed_meanwhile_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, make = LocalStore(str(tmp_path)), local._make_folder
+    calls = []
+
+    def make_and_lose(folder: Path) -> None:
+        make(folder)
+        if folder.name == "b" and len(calls) < 3:
+            calls.append(folder)
+            folder.rmdir()
+            folder.parent.rmdir()
+
+    monkeypatch.setattr(local, "_make_folder", make_and_lose)
+    store.put("a/b/c", b"1", if_absent=True)
+    assert store.get("a/b/c")[0] == b"1"
+
+
+DELETER = """
+    import sys
+    from diloco_blob.store.local import LocalStore
+    store, me = LocalStore(sys.argv[1]), sys.argv[2]
+    for number in range(200):
+        key = f"a/b/{me}-{number}"
+        store.put(key, b"1", if_absent=number % 2 == 0)
+        assert store.get(key)[0] == b"1"
+        store.delete(key)
+    store.put(f"a/b/last-{me}", b"1")
+"""
+
+
+def test_processes_that_put_and_delete_in_one_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
+    racers = [start(DELETER, tmp_path / "run", number) for number in range(4)]
+    for racer in racers:
+        racer.communicate(timeout=60)
+    assert [racer.returncode for racer in racers] == [0] * 4
+    found = [info.key for info in LocalStore(str(tmp_path / "run")).list("")]
+    assert found == [f"a/b/last-{number}" for number in range(4)]
 
 
 def test_a_folder_that_is_not_there_is_empty_and_stays_away(tmp_path: Path) -> None:

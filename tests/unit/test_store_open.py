@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from diloco_blob.core.errors import Conflict, Denied, InvalidSettings, NotFound, Unavailable
 from diloco_blob.core.ids import SeededIds
-from diloco_blob.store import MeteredStore, ObjectInfo, Usage, open_store
+from diloco_blob.store import MeteredStore, ObjectInfo, RetryingStore, Usage, open_store
 from diloco_blob.store.dates import StoreDate
 from diloco_blob.store.faulty import Fault, FaultyStore
 from diloco_blob.store.keys import split_bucket_url
@@ -85,14 +85,17 @@ def test_bucket_urls_are_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "module", "extra"), [("s3://bucket", "boto3", "s3"), ("gs://bucket", "google.auth", "gcs")]
+    ("url", "module", "package", "backend"),
+    [("s3://bucket", "boto3", "boto3", "s3"), ("gs://bucket", "google.auth", "google-cloud-storage", "gcs")],
 )
-def test_a_missing_extra_is_named(url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sdk_is_named(
+    url: str, module: str, package: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, f"diloco_blob.store.{'s3' if extra == 's3' else 'gcs'}", raising=False)
+    monkeypatch.delitem(sys.modules, f"diloco_blob.store.{backend}", raising=False)
     with pytest.raises(InvalidSettings) as caught:
         open_store(url)
-    assert caught.value.hint == f"pip install 'diloco-blob[{extra}]'"
+    assert caught.value.hint == f"pip install {package}"
 
 
 def test_no_sdk_is_imported_before_it_is_needed() -> None:
@@ -259,6 +262,29 @@ def test_a_store_that_cannot_be_reached_is_not_called_unfit() -> None:
     store = FaultyStore(fresh_memory(), [Fault("any", "refuse", times=10**6)])
     with pytest.raises(Unavailable):
         probe(store, SeededIds(0))
+
+
+def test_a_probe_of_a_store_that_is_not_there_says_so_in_a_few_lines_within_the_budget(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = VirtualClock()
+    broken = FaultyStore(fresh_memory(), [Fault("any", "refuse", times=10**6)])
+    store = RetryingStore(broken, clock, SeededIds(1), budget_s=20.0)
+    with pytest.raises(Unavailable):
+        probe(store, SeededIds(0))
+    assert clock.monotonic() <= 20.0
+    assert 1 <= len(caplog.messages) <= 5
+    assert caplog.messages[0] == "could not head run.json, still trying: a fault on purpose"
+    usage = store.meter.usage()
+    assert usage.requests == usage.heads
+
+
+def test_a_probe_tries_once_to_remove_what_it_wrote() -> None:
+    clock = VirtualClock()
+    broken = FaultyStore(fresh_memory(), [Fault("delete", "refuse", times=10**6)])
+    store = RetryingStore(broken, clock, SeededIds(1))
+    assert len(probe(store, SeededIds(0))) == 4
+    assert (store.meter.usage().deletes, clock.monotonic()) == (1, 0.0)
 
 
 def test_a_probe_needs_no_right_to_delete() -> None:

@@ -1,6 +1,7 @@
 """The one retry layer, in virtual time: what is tried again, for how long, and how a create of unknown outcome ends."""
 
 import itertools
+import logging
 import uuid
 
 import pytest
@@ -68,6 +69,23 @@ def test_waits_grow_and_are_spread_over_their_whole_range() -> None:
     assert waits[1] <= 1.0
     assert max(waits) <= 10.0
     assert min(waits[5:]) < 3.0 < 7.0 < max(waits[5:])
+
+
+def test_an_outage_is_said_at_once_and_then_every_five_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    clock = VirtualClock()
+    said: list[float] = []
+    store, _ = retrying(Fault("any", "refuse", times=10**6), clock=clock)
+    logging.getLogger("diloco_blob.store.retrying").addFilter(heard := lambda _: said.append(clock.monotonic()) or True)
+    try:
+        for key in "abc":
+            with pytest.raises(Unavailable):
+                store.head(key)
+    finally:
+        logging.getLogger("diloco_blob.store.retrying").removeFilter(heard)
+    assert caplog.messages[0] == "could not head a, still trying: a fault on purpose"
+    assert said[0] == 0.0
+    assert all(later - earlier >= 5.0 for earlier, later in itertools.pairwise(said))
+    assert 10 <= len(said) <= 55
 
 
 def test_a_large_upload_has_a_larger_budget() -> None:

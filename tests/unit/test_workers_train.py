@@ -31,6 +31,7 @@ class StandIn:
     steps: int = 0
     tokens: int = 0
     cursor: str = ""
+    version: int = 0
     notes: list[Any] = field(default_factory=list)
 
     def __call__(self, run: str, *, model, optimizer, name, settings, model_config) -> Self:
@@ -100,7 +101,20 @@ def test_steps_are_counted_and_finish_comes_before_the_last_evaluation(start, ca
     assert after[2] < before[2]
     assert len(after[3]) > 100
     assert all(c.isprintable() or c == "\n" for c in after[3])
-    assert capsys.readouterr().out.startswith("a: 6 steps, 192 bytes, ")
+    joined, ended = capsys.readouterr().out.splitlines()
+    assert joined == "a: joined r at version 0, step 0"
+    assert ended.startswith("a: 6 steps, 192 bytes, ")
+
+
+def test_it_says_how_far_it_is(start, capsys, monkeypatch):
+    monkeypatch.setattr(program, "TELL_S", 0.0)
+    island = StandIn()
+    start(island)
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a: step")]
+    assert told[2] == f"a: step 3 of 6, loss {losses(island)[2]:.3f}, version 0"
+    assert len(told) == 6
+    start(island)
+    assert "already at step 6 of 6 (--steps 12 goes on)" in capsys.readouterr().out
 
 
 def test_model_learns(start):
