@@ -1,5 +1,6 @@
 """The command line as a whole: errors are one line, exit codes are as documented, and nothing heavy is imported."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -157,6 +158,9 @@ def test_each_run_of_make_demo_has_a_model_of_its_own(run: str, model: str) -> N
         capture_output=True,
         text=True,
         cwd=root,
+        env={
+            name: value for name, value in os.environ.items() if not name.startswith("M")
+        },  # `make test` runs this too
     )
     words = shlex.split(done.stdout.replace("\\\n", " "))
     assert words[words.index("--run") + 1] == run, done.stderr
