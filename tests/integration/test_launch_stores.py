@@ -1,13 +1,12 @@
 """`launch` on real object stores: the toy run of `test_launch`, with nothing but the URL changed."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import servers
+from commands import cli
 
 WORKER = Path(__file__).with_name("toy_worker.py")
 SETTINGS = """
@@ -57,13 +56,3 @@ def test_no_such_bucket_is_one_line(
         assert done.returncode == 1
         assert done.stderr.startswith("diloco-blob: error: there is no bucket 'no-such-bucket'")
         assert done.stderr.count("\n") == 1
-
-
-def cli(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "diloco_blob.cli.main", *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=170,
-    )

@@ -1,13 +1,11 @@
 """`launch` with the reference program: what the README promises, on a model that takes seconds."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import ROOT, TINY, cli
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = """
 [sync]
 sync_every = 4
@@ -26,10 +24,9 @@ def test_train_py(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "run.toml").write_text(SETTINGS)
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 2000)
-    small = ("--layers", "1", "--width", "32", "--heads", "2", "--context", "32", "--batch", "4", "--eval-batches", "1")
     words = (
         *("launch", "--islands", "2", "--run", "run", "--settings", "run.toml", "--export", "model"),
-        *(ROOT / "workers" / "train.py", "--data", "text.txt", "--steps", "12", *small),
+        *(ROOT / "workers" / "train.py", "--data", "text.txt", "--steps", "12", *TINY),
     )
     done = cli(*words, folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,13 +38,3 @@ def test_train_py(tmp_path: Path) -> None:
     assert status["totals"]["steps"] == 24
     assert [fragment["version"] for fragment in status["fragments"]] == [3, 4] or status["totals"]["rounds"] >= 3.0
     assert json.loads((tmp_path / "model" / "config.json").read_text())["width"] == 32
-
-
-def cli(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "diloco_blob.cli.main", *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=170,
-    )

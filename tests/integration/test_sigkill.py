@@ -1,12 +1,10 @@
 """The reference program, killed with SIGKILL at chosen steps: the run ends with the weights of an undisturbed one."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import ROOT, TINY, cli
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = """
 [sync]
 sync_every = 6
@@ -39,7 +37,6 @@ def step(self, **words):
 Island.step = step
 sys.exit(train.main())
 """
-SMALL = ("--layers", "1", "--width", "32", "--heads", "2", "--context", "32", "--batch", "4", "--eval-batches", "1")
 
 
 def run(folder: Path, kill_at: tuple[int, ...]) -> tuple[bytes, str]:
@@ -49,18 +46,12 @@ def run(folder: Path, kill_at: tuple[int, ...]) -> tuple[bytes, str]:
     workers, marker = str(ROOT / "workers"), str(folder / "killed")
     script.write_text(WRAPPER.format(workers=workers, kill_at=kill_at, marker=marker))
     words = ("--islands", "2", "--run", "run", "--settings", "run.toml", "--export", "model", str(script))
-    done = cli("launch", *words, "--steps", "18", *SMALL, folder=folder)
+    done = cli("launch", *words, "--steps", "18", *TINY, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     verified = cli("verify", "run", folder=folder)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert (folder / "killed").exists() == bool(kill_at)
     return (folder / "model" / "model.safetensors").read_bytes(), verified.stdout
-
-
-def cli(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "diloco_blob.cli.main", *words], capture_output=True, text=True, cwd=folder, timeout=170
-    )
 
 
 @pytest.mark.slow

@@ -1,14 +1,12 @@
 """The same run, with nothing but the URL changed, ends with the same weights: a folder, real S3 and GCS servers."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import servers
+from commands import ROOT, cli
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = """
 [sync]
 sync_every = 6
@@ -57,9 +55,3 @@ def test_a_folder_s3_and_gcs_end_with_the_same_weights(
     assert "8.000 at version 0" in line
     assert train(server_url(seaweedfs_server), tmp_path / "s3") == (weights, line)
     assert train(server_url(fake_gcs_server), tmp_path / "gcs") == (weights, line)
-
-
-def cli(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "diloco_blob.cli.main", *words], capture_output=True, text=True, cwd=folder, timeout=170
-    )
