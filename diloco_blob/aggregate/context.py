@@ -22,8 +22,12 @@ STEPS = (
     "update.after_put",
     "commit.before_put",
     "commit.after_put",
+    "collect.begin",
+    "collect.deleted",
+    "collect.end",
 )
-"""The moments of a pass at which it may be killed, or another aggregator may overtake it: each is announced."""
+"""The moments of a pass at which it may be killed, or another aggregator may overtake it: each is announced. Those from
+`collect.begin` on only if the version makes something collectable, `collect.deleted` after each object."""
 
 
 def pass_on(step: str) -> None:

@@ -5,18 +5,15 @@ skipped, the watermark moves past it, and nobody else is affected. Their names a
 and a GET for each, and a HEAD for the first that does not exist; a LIST finds islands that are new (`roster.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from diloco_blob.aggregate.context import Context
 from diloco_blob.core.errors import Corrupt, NotFound
-from diloco_blob.core.limits import (
-    CONTRIBUTIONS_PER_ISLAND_MAX,
-    ISLANDS_MAX,
-    RECORD_BYTES_MAX,
-    TOKENS_PER_STEP_MAX,
-)
+from diloco_blob.core.limits import CONTRIBUTIONS_PER_ISLAND_MAX, ISLAND_RECORD_BYTES_MAX, ISLANDS_MAX
+from diloco_blob.core.settings import Policy
 from diloco_blob.protocol import keys
+from diloco_blob.protocol.collecting import payload_file
 from diloco_blob.protocol.heads import Head, watermark_of
 from diloco_blob.protocol.records import Receipt, Skipped, Watermark, decode, record_digest
 from diloco_blob.store.keys import check_key
@@ -87,14 +84,14 @@ def gather(
     return _limited([mails[name] for name in sorted(mails)])
 
 
-def _find_islands(ctx: Context, watermarks: Mapping[str, Watermark], *, fresh: bool) -> set[str]:
-    """Names of the islands that contributed before, and of newcomers while there is room."""
+def _find_islands(ctx: Context, watermarks: Mapping[str, Watermark], *, fresh: bool) -> list[str]:
+    """Names of the islands that contributed before, and of newcomers while there is room; in one order everywhere."""
     found = set(watermarks)
     for name in ctx.roster.names(ctx.store, ctx.clock, fresh=fresh):
         if len(found) >= ISLANDS_MAX:
             break
         found.add(name)
-    return found
+    return sorted(found)
 
 
 def read_mail(ctx: Context, head: Head, island: str, mark: Watermark) -> Mail:
@@ -117,7 +114,7 @@ def _read_receipt(ctx: Context, head: Head, island: str, seq: int) -> Candidate 
     key = keys.receipt(island, head.fragment, seq)
     try:
         info = ctx.store.head(key)
-        if not 0 < info.size <= RECORD_BYTES_MAX:
+        if not 0 < info.size <= ISLAND_RECORD_BYTES_MAX:
             return skip(island, seq, f"malformed: receipt of {info.size} bytes")
         data = ctx.store.get_range(key, 0, info.size)
     except NotFound:
@@ -126,23 +123,23 @@ def _read_receipt(ctx: Context, head: Head, island: str, seq: int) -> Candidate 
         receipt = decode(data, Receipt, run=ctx.run.digest)
     except Corrupt as error:
         return skip(island, seq, f"malformed: {error.message}")
-    fault = _fault(receipt, head, island, seq)
+    policy = ctx.run.run.settings.policy
+    fault = _fault(receipt, head, policy, island, seq)
     if fault:
         return skip(island, seq, fault)
     staleness = head.version - receipt.base_version
-    limit = ctx.run.run.settings.policy.max_staleness
-    if staleness > limit:
-        return skip(island, seq, f"stale: {staleness} > {limit}")
+    if staleness > policy.max_staleness:
+        return skip(island, seq, f"stale: {staleness} > {policy.max_staleness}")
     return Candidate(receipt=receipt, digest=record_digest(data), staleness=staleness, arrived_at=info.last_modified)
 
 
-def _fault(receipt: Receipt, head: Head, island: str, seq: int) -> str | None:
+def _fault(receipt: Receipt, head: Head, policy: Policy, island: str, seq: int) -> str | None:
     """What is wrong with a receipt that can be read, or None."""
     if (receipt.island, receipt.fragment, receipt.seq) != (island, head.fragment, seq):
         return "malformed: the receipt says that it is another one"
     if receipt.base_version > head.version:
         return f"malformed: base version {receipt.base_version} is ahead of the head, {head.version}"
-    if receipt.tokens > receipt.steps * TOKENS_PER_STEP_MAX:
+    if receipt.tokens > receipt.steps * policy.tokens_per_step_max:
         return f"malformed: {receipt.tokens} tokens in {receipt.steps} steps"
     if len(receipt.parts) != 1:
         return f"parts: {len(receipt.parts)} payload objects, this program merges 1"
@@ -154,6 +151,9 @@ def _fault(receipt: Receipt, head: Head, island: str, seq: int) -> str | None:
             return "malformed: a payload's name is not allowed"
         if not part.key.startswith(prefix):
             return "malformed: a payload is not the island's own"
+        file = payload_file(part.key)
+        if file is None or file.seq != seq:  # It would be collected with other contributions than its own.
+            return "malformed: a payload has another number than its receipt"
     return None
 
 
@@ -163,14 +163,37 @@ def skip(island: str, seq: int, reason: str) -> Skipped:
 
 
 def _limited(mails: list[Mail]) -> tuple[Mail, ...]:
-    """Cut to what one close may hold: everybody's next contribution first, the longest unserved islands foremost.
+    """Cut to what one close may hold: what can be merged before what is only to be skipped.
 
-    Who is cut does not depend on who arrived when, and nobody starves: whoever was left out goes first next time.
+    Else whoever may write names could stop a run with as many bad receipts as a close holds. Everybody's next mergeable
+    contribution comes first, those with the fewest bad ones before them foremost, and of these the longest unserved. So
+    who is cut does not depend on who arrived when, and of islands that send nothing bad none starves: whoever was left
+    out goes first next time.
     """
     if sum(len(mail.entries) for mail in mails) <= CONTRIBUTIONS_PER_CLOSE_MAX:
         return tuple(mails)
-    turns = sorted((depth, mail.mark.version, mail.island) for mail in mails for depth in range(len(mail.entries)))
-    taken: dict[str, int] = {}
-    for _, _, island in turns[:CONTRIBUTIONS_PER_CLOSE_MAX]:
-        taken[island] = taken.get(island, 0) + 1
-    return tuple(replace(mail, entries=mail.entries[: taken.get(mail.island, 0)]) for mail in mails)
+    taken, room = dict.fromkeys((mail.island for mail in mails), 0), CONTRIBUTIONS_PER_CLOSE_MAX
+    full: set[str] = set()
+    # An entry is taken together with all before it: numbers have no gaps.
+    for *_, island, end in sorted(turn for mail in mails for turn in _turns(mail)):
+        cost = end - taken[island]
+        if cost <= room and island not in full:
+            taken[island], room = end, room - cost
+        else:
+            full.add(island)  # What comes after what was left out is left out too.
+    return tuple(_cut(mail, taken[mail.island]) for mail in mails)
+
+
+def _turns(mail: Mail) -> Iterator[tuple[bool, int, int, int, str, int]]:
+    """In which order to take an island's entries (see `_limited`): sort key, then the island and how many by then."""
+    start = turn = 0
+    for end, entry in enumerate(mail.entries, start=1):
+        if isinstance(entry, Candidate):
+            yield False, turn, end - start, mail.mark.version, mail.island, end
+            start, turn = end, turn + 1
+    for end in range(start + 1, len(mail.entries) + 1):
+        yield True, end - start, 1, mail.mark.version, mail.island, end
+
+
+def _cut(mail: Mail, num: int) -> Mail:
+    return replace(mail, entries=mail.entries[:num], blocked=mail.blocked and num > 0)

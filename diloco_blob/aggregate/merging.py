@@ -7,9 +7,11 @@ commit that names them is created: at any moment the bucket holds a whole versio
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
+import msgspec
 from msgspec import Struct
 
 from diloco_blob.aggregate.closing import ClosedRound
@@ -18,9 +20,12 @@ from diloco_blob.aggregate.payloads import Fetched, Payloads, Spool
 from diloco_blob.aggregate.step import NewVersion, Share, Stepper
 from diloco_blob.aggregate.tally import capped_sum, updated_tally
 from diloco_blob.core.errors import Conflict, Corrupt, NotFound
+from diloco_blob.outer import clip_factors
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.heads import Head, read_head
-from diloco_blob.protocol.records import FORMAT, Commit, Merged, ObjectRef, Skipped, Weights, encode
+from diloco_blob.protocol.layout import fragment_tensors
+from diloco_blob.protocol.records import FORMAT, Chosen, Commit, Merged, ObjectRef, Skipped, Weights, encode
+from diloco_blob.store.base import ObjectStore
 from diloco_blob.wire import FloatArray, digest
 
 
@@ -47,50 +52,111 @@ def merge(ctx: Context, head: Head, closed: ClosedRound) -> Outcome:
     """
     started = ctx.clock.monotonic()
     ctx.at("merge.begin")
-    with Spool() as spool, ExitStack() as files:
-        payloads = Payloads(ctx, head.fragment, spool)
-        fetched, rejected = _fetch(payloads, closed)
-        ctx.at("merge.fetched")
-        merged = _merged(fetched)
-        shares = _shares(payloads, merged, fetched)
+    with ExitStack() as files:
         try:
-            version = Stepper(ctx.store, ctx.run.run, head).compute(shares, closed.close.discount, files)
+            made = compute(ctx, head, closed.close.chosen, closed.close.discount, files)
         except NotFound as error:
             return _gone(ctx, head, error)
         ctx.at("merge.computed")
-        weights, outer, update = _write(ctx, head, version)
-        step_norm = version.step_norm
-    commit = Commit(
+        refs = write_files(ctx, head, made.version)
+    commit = make_commit(ctx, head, made, refs, close=closed.digest, skipped=closed.close.skipped)
+    return _put_commit(ctx, head, msgspec.structs.replace(commit, merge_s=ctx.clock.monotonic() - started))
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A version as it follows from its close."""
+
+    merged: tuple[Merged, ...]
+    rejected: tuple[Skipped, ...]
+    fetched: tuple[Fetched, ...]
+    version: NewVersion
+
+
+@dataclass(frozen=True)
+class Refs:
+    """The files of a version as they stand in the store."""
+
+    weights: Weights
+    outer: ObjectRef
+    update: ObjectRef
+
+
+def compute(
+    ctx: Context,
+    head: Head,
+    chosen: Sequence[Chosen],
+    discount: float,
+    files: ExitStack,
+    *,
+    heads: ObjectStore | None = None,
+) -> Computed:
+    """Everything from a close to the files of a version; writes nothing to any store.
+
+    Args:
+        ctx: The pass.
+        head: The version before.
+        chosen: The contributions of the close.
+        discount: Of the close.
+        files: Closes the temporary files.
+        heads: Where the files of `head` are, if not in the run's store.
+
+    Raises:
+        NotFound: The head's weights or outer state are gone.
+        Corrupt: They are damaged, or the result is not finite.
+    """
+    payloads = Payloads(ctx, head.fragment, files.enter_context(Spool()))
+    fetched, rejected = _fetch(payloads, chosen)
+    ctx.at("merge.fetched")
+    merged = _merged(fetched, _clips(ctx, payloads, head.fragment, fetched))
+    shares = _shares(payloads, merged, fetched)
+    version = Stepper(heads or ctx.store, ctx.run.run, head).compute(shares, discount, files)
+    return Computed(tuple(merged), tuple(rejected), tuple(fetched), version)
+
+
+def make_commit(
+    ctx: Context, head: Head, made: Computed, refs: Refs, *, close: str, skipped: Sequence[Skipped]
+) -> Commit:
+    """The record of a version whose files are written.
+
+    Args:
+        ctx: The pass.
+        head: The version before.
+        made: The version.
+        refs: Its files.
+        close: Digest of the close record.
+        skipped: What the close skipped.
+    """
+    return Commit(
         format=FORMAT,
         run=ctx.run.digest,
         write_id=ctx.ids.fresh(),
         fragment=head.fragment,
         version=head.version + 1,
         parent=head.digest,
-        close=closed.digest,
-        weights=weights,
-        outer=outer,
-        update=update,
-        merged=tuple(merged),
-        rejected=tuple(rejected),
+        close=close,
+        weights=refs.weights,
+        outer=refs.outer,
+        update=refs.update,
+        merged=made.merged,
+        rejected=made.rejected,
         tally=updated_tally(
             head.tally,
-            merged=[one.chosen for one in fetched],
-            skipped=closed.close.skipped,
-            rejected=rejected,
+            merged=[one.chosen for one in made.fetched],
+            skipped=skipped,
+            rejected=made.rejected,
         ),
-        tokens=capped_sum(head.commit.tokens if head.commit else 0, *(entry.tokens for entry in merged)),
-        step_norm=step_norm,
-        merge_s=ctx.clock.monotonic() - started,
+        tokens=capped_sum(head.commit.tokens if head.commit else 0, *(entry.tokens for entry in made.merged)),
+        step_norm=made.version.step_norm,
+        merge_s=0.0,
     )
-    return _put_commit(ctx, head, commit)
 
 
-def _fetch(payloads: Payloads, closed: ClosedRound) -> tuple[list[Fetched], list[Skipped]]:
+def _fetch(payloads: Payloads, chosen: Sequence[Chosen]) -> tuple[list[Fetched], list[Skipped]]:
     fetched: list[Fetched] = []
     rejected: list[Skipped] = []
-    for chosen in closed.close.chosen:
-        found = payloads.fetch(chosen)
+    for entry in chosen:
+        found = payloads.fetch(entry)
         if isinstance(found, Skipped):
             rejected.append(found)
         else:
@@ -98,7 +164,17 @@ def _fetch(payloads: Payloads, closed: ClosedRound) -> tuple[list[Fetched], list
     return fetched, rejected
 
 
-def _merged(fetched: Sequence[Fetched]) -> list[Merged]:
+def _clips(ctx: Context, payloads: Payloads, fragment: int, fetched: Sequence[Fetched]) -> dict[str, float]:
+    """The clipping factors of the islands that are left. Costs one more pass over the decoded contributions."""
+    islands = {one.chosen.island: 1.0 for one in fetched}
+    if ctx.run.run.settings.merge.clip == "none":
+        return islands
+    num_tensors = len(fragment_tensors(ctx.run.run.tensors, fragment))
+    norms = [share.norm(num_tensors) for share in _shares(payloads, _merged(fetched, islands), fetched)]
+    return dict(zip(islands, clip_factors(norms), strict=True))
+
+
+def _merged(fetched: Sequence[Fetched], clips: Mapping[str, float]) -> list[Merged]:
     """The weights of the close, shared out among the islands that are left; alike, if these have none."""
     weights = {one.chosen.island: one.chosen.weight for one in fetched}
     total = math.fsum(weights.values())
@@ -109,6 +185,7 @@ def _merged(fetched: Sequence[Fetched]) -> list[Merged]:
             staleness=one.chosen.staleness,
             weight=one.chosen.weight / total if total > 0.0 else 1.0 / len(weights),
             tokens=one.chosen.tokens,
+            clip=clips[one.chosen.island],
         )
         for one in fetched
     ]
@@ -116,14 +193,14 @@ def _merged(fetched: Sequence[Fetched]) -> list[Merged]:
 
 def _shares(payloads: Payloads, merged: Sequence[Merged], fetched: Sequence[Fetched]) -> list[Share]:
     """One share for each island, in the order of the close."""
-    weights = {entry.island: entry.weight for entry in merged}
+    entries = {entry.island: entry for entry in merged}
     streams: dict[str, list[Iterator[tuple[str, FloatArray]]]] = {}
     for one in fetched:
         streams.setdefault(one.chosen.island, []).append(payloads.decode(one))
-    return [Share(weights[island], tuple(found)) for island, found in streams.items()]
+    return [Share(entries[island].weight, tuple(found), entries[island].clip) for island, found in streams.items()]
 
 
-def _write(ctx: Context, head: Head, new: NewVersion) -> tuple[Weights, ObjectRef, ObjectRef]:
+def write_files(ctx: Context, head: Head, new: NewVersion) -> Refs:
     """Write the version's files, which nothing names yet. One of them is in memory at a time."""
     fragment, version = head.fragment, head.version + 1
 
@@ -137,7 +214,7 @@ def _write(ctx: Context, head: Head, new: NewVersion) -> tuple[Weights, ObjectRe
     params = put(keys.params, new.params.contents(), "params.after_put")
     outer = put(keys.outer, new.outer.contents(), "outer.after_put")
     update = put(keys.update, new.update, "update.after_put")
-    return Weights(params=params, digest=new.weights_digest), outer, update
+    return Refs(Weights(params=params, digest=new.weights_digest), outer, update)
 
 
 def _put_commit(ctx: Context, head: Head, commit: Commit) -> Outcome:

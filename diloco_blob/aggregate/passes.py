@@ -1,9 +1,10 @@
-"""One pass: find the head, close the round if it is due, merge what was closed."""
+"""One pass: find the head, close the round if it is due, merge what was closed, collect what that made garbage."""
 
 import logging
 from collections.abc import Callable
 
 from diloco_blob.aggregate.closing import ClosedRound, OpenRound, close_round
+from diloco_blob.aggregate.collect import collect_after_commit
 from diloco_blob.aggregate.context import Context, pass_on
 from diloco_blob.aggregate.merging import merge
 from diloco_blob.aggregate.report import FragmentReport
@@ -132,4 +133,6 @@ def _merge(ctx: Context, head: Head, closed: ClosedRound) -> FragmentReport:
     )
     for entry in (*report.skipped, *commit.rejected):
         _LOG.warning("contribution %d of %s is not merged: %s", entry.seq, entry.island, entry.reason, extra=where)
+    if outcome.ours:
+        collect_after_commit(ctx, commit)
     return report

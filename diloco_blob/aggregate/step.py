@@ -1,12 +1,13 @@
 """The arithmetic of a merge, one tensor at a time: contributions in, new weights, outer state and update out.
 
-For each tensor, in layout order: Δ is merged from one tensor of each island; the outer optimizer makes a step
-of it, times the discount of the close; the downlink codes that step and what it still owes; what islands will decode
-is what is subtracted here, so that they and we agree to the bit:
+For each tensor, in layout order: Δ is merged from one tensor of each island, after clipping; the outer optimizer makes
+a step of it, times the discount of the close; the downlink codes that step and what it still owes; what islands will
+decode is what is subtracted here, so that they and we agree to the bit:
 
     params_new = params − decoded
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ import numpy as np
 from diloco_blob.aggregate.payloads import MEMORY_BYTES_MAX, read_chunks
 from diloco_blob.core.errors import Corrupt
 from diloco_blob.core.settings import Settings
-from diloco_blob.outer import merge_tensor, outer_step
+from diloco_blob.outer import merge_tensor, outer_step, square_sum
 from diloco_blob.protocol.heads import Head
 from diloco_blob.protocol.layout import fragment_layout, fragment_tensors
 from diloco_blob.protocol.records import ObjectRef, Run, TensorSpec
@@ -36,8 +37,6 @@ from diloco_blob.wire import (
     write_tensor_stream,
 )
 
-_SQUARE_SUM_ELEMENTS = 1 << 20
-
 
 class Share(NamedTuple):
     """An island's part in a merge: increments of one trajectory, which are summed before they are weighted."""
@@ -45,16 +44,24 @@ class Share(NamedTuple):
     weight: float
     increments: tuple[Iterator[tuple[str, FloatArray]], ...]
     """The pseudo-gradients of each of its contributions, in layout order."""
+    clip: float = 1.0
+    """Factor on their sum."""
 
     def next_tensor(self) -> FloatArray:
-        """Its progress on the next tensor: summed in float64, rounded once."""
+        """Its progress on the next tensor: summed and clipped in float64, rounded once."""
         first, *rest = (next(tensors)[1] for tensors in self.increments)
-        if not rest:
+        if not rest and self.clip == 1.0:
             return first
         total = first.astype(np.float64)
         for values in rest:
             np.add(total, values, out=total)
+        if self.clip != 1.0:
+            np.multiply(total, self.clip, out=total)
         return total.astype(np.float32)
+
+    def norm(self, num_tensors: int) -> float:
+        """L2 norm of its progress on the whole fragment, to the same bits on every machine; uses the share up."""
+        return math.sqrt(math.fsum(square_sum(self.next_tensor()) for _ in range(num_tensors)))
 
 
 @dataclass
@@ -160,7 +167,7 @@ class Stepper:
             for spec in self._specs:
                 _, values = next(old_params)
                 parts, sent, state = self._step(spec, shares, discount, next(old_outer))
-                squares[0] += _square_sum(sent)
+                squares[0] += square_sum(sent)
                 with np.errstate(over="ignore"):  # An infinity is refused by the file.
                     values = np.subtract(values, sent, out=values)
                 weights.update(spec.name, values)
@@ -195,6 +202,7 @@ class Stepper:
             (share.next_tensor() for share in shares),
             [share.weight for share in shares],
             embedding=spec.embedding,
+            trim=self._settings.merge.trim,
         )
         step, momentum = outer_step(self._settings.outer, delta, old.momentum)
         if discount != 1.0:
@@ -241,13 +249,3 @@ class Stepper:
                 f"the {what} of version {self._head.version} in the bucket are damaged: {error.message}",
                 f"restore {ref.key}, which nothing that works correctly overwrites",
             ) from error
-
-
-def _square_sum(values: FloatArray) -> float:
-    """Σ x² in float64. A figure for people: its last bits may differ between machines."""
-    flat = values.reshape(-1)
-    total = 0.0
-    for start in range(0, flat.size, _SQUARE_SUM_ELEMENTS):
-        part = flat[start : start + _SQUARE_SUM_ELEMENTS].astype(np.float64)
-        total += float(np.vdot(part, part))
-    return total

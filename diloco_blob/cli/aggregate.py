@@ -12,7 +12,7 @@ from diloco_blob.aggregate import FragmentReport, aggregate, watch
 from diloco_blob.cli.lines import version_line
 from diloco_blob.cli.urls import folder_of
 from diloco_blob.core.clock import Clock, SystemClock
-from diloco_blob.core.errors import NotFound
+from diloco_blob.core.errors import NotFound, Unavailable
 from diloco_blob.core.ids import Ids, SystemIds
 from diloco_blob.protocol.heads import read_run
 from diloco_blob.store import ObjectStore, open_store
@@ -177,6 +177,8 @@ def _watch(args: argparse.Namespace, store: ObjectStore, clock: Clock, ids: Ids,
         signal.signal(number, lambda signum, _: received.append(signum))
     try:
         printer.num_fragments = len(read_run(store).run.fragments)
+    except Unavailable:
+        pass  # `watch` says so, and goes on asking
     except NotFound as error:
         print(f"diloco-blob: waiting for a run at {store.url}: {error.message}", file=sys.stderr, flush=True)
 

@@ -18,10 +18,11 @@ import numpy as np
 
 from diloco_blob.aggregate.payloads import read_chunks
 from diloco_blob.cli.urls import absolute_url
-from diloco_blob.core.errors import Corrupt, Denied, InvalidSettings, NotFound
+from diloco_blob.core.errors import Corrupt, Denied, DilocoError, InvalidSettings, NotFound
 from diloco_blob.core.ids import SystemIds
 from diloco_blob.core.settings import Codec
-from diloco_blob.protocol.heads import Head, RunInfo, find_head, read_head, read_run
+from diloco_blob.protocol.collecting import horizon
+from diloco_blob.protocol.heads import Head, RunInfo, find_head, newest_version, read_head, read_run
 from diloco_blob.protocol.layout import fragment_layout, fragment_tensors
 from diloco_blob.protocol.records import TensorSpec
 from diloco_blob.store import ObjectStore, open_store
@@ -32,7 +33,7 @@ MODEL, CONFIG, ABOUT = "model.safetensors", "config.json", "diloco.json"
 _EPILOG = """\
 examples:
   diloco-blob export s3://bucket/run model/
-  diloco-blob export demo/run model/ --at 12
+  diloco-blob export demo/run model/ --at 12       if it is still kept (collect.keep_versions)
 
 Writes model.safetensors (every trained parameter in the type that it has in the model), config.json (the model's
 configuration as the script gave it) and diloco.json (which run, which version). What islands do not exchange is not in
@@ -83,14 +84,24 @@ def export(store: ObjectStore, directory: Path, *, at: int | None = None, force:
 
     Raises:
         NotFound: There is no run at this URL.
-        InvalidSettings: No such version, or files in the way.
+        InvalidSettings: No such version, or it was collected; or files in the way.
         Corrupt: The weights are not what the commits say.
         Denied: The folder cannot be written to.
     """
     info = read_run(store)
-    heads = [_head(store, info, p, at) for p in range(len(info.run.fragments))]
     if not force:
         check_directory(directory, store.url)
+    heads = _heads(store, info, at)
+    while not _exported(store, info, heads, directory):
+        newer = _heads(store, info, at)
+        if newer == heads:
+            raise _missing(store, info, at)
+        heads = newer  # Of a run that goes on the newest versions may be collected while they are read.
+    return directory / MODEL
+
+
+def _exported(store: ObjectStore, info: RunInfo, heads: list[Head], directory: Path) -> bool:
+    """Write the files; False if weights are missing."""
     about = {
         "run": store.url,
         "versions": {str(head.fragment): head.version for head in heads},
@@ -103,7 +114,9 @@ def export(store: ObjectStore, directory: Path, *, at: int | None = None, force:
         _write(directory / ABOUT, iter([_pretty(about)]))
     except OSError as error:
         raise Denied(f"cannot write to {directory}: {error.strerror or error}") from error
-    return directory / MODEL
+    except NotFound:
+        return False
+    return True
 
 
 def check_directory(directory: Path, run: str, *, hint: str = "choose another folder, or --force to overwrite") -> None:
@@ -129,6 +142,23 @@ def check_directory(directory: Path, run: str, *, hint: str = "choose another fo
         raise InvalidSettings(f"{directory / present[0]} is there and not ours", hint) from None
     if absolute_url(str(found)) != absolute_url(run):
         raise InvalidSettings(f"{directory} holds the model of another run, {found}", hint)
+
+
+def _heads(store: ObjectStore, info: RunInfo, at: int | None) -> list[Head]:
+    return [_head(store, info, p, at) for p in range(len(info.run.fragments))]
+
+
+def _missing(store: ObjectStore, info: RunInfo, at: int | None) -> DilocoError:
+    """Why weights that a commit names are not there, and what can be had instead."""
+    newest = [newest_version(store, p) for p in range(len(info.run.fragments))]
+    oldest = max(horizon(version, info.run.settings.collect.keep_versions) for version in newest)
+    if at is None or at >= oldest:
+        return Corrupt("weights that the run should keep are missing", "diloco-blob verify says which")
+    if oldest > min(newest):
+        hint = "no version is kept of every fragment; without --at the newest of each is exported"
+    else:
+        hint = f"--at can be {oldest} to {min(newest)}"
+    return InvalidSettings(f"version {at} was collected", hint)
 
 
 def _head(store: ObjectStore, info: RunInfo, fragment: int, at: int | None) -> Head:

@@ -36,6 +36,8 @@ LOOK_S, LOOK_LOCAL_S = 5.0, 1.0
 SHOW_S = 0.5
 MAX_RESTARTS, MAX_OWN_RESTARTS = 10, 2
 """Without progress in between: of a process that signals kill, and of an island that ends by itself."""
+BACK_S = 60.0
+"""How long the aggregators of a launch wait for the islands of an earlier one to be back."""
 PREFLIGHT_S = 20.0
 """How long a store may be silent before we say so instead of starting."""
 
@@ -189,7 +191,7 @@ class Launch:
             raise outcome.failure
         if outcome.signal:
             where = f"; add --run {shlex.quote(self._plan.run)}" if fresh else ""
-            print(f"stopped; nothing is lost, the same command resumes{where}", file=sys.stderr)
+            print(f"stopped; what was sent is in the run, the same command resumes{where}", file=sys.stderr)
             return 128 + outcome.signal
         self._summarise(self._clock.monotonic() - started)
         given_up = [child.failure for child in self._children if child.failure is not None]
@@ -215,14 +217,16 @@ class Launch:
 
     def _supervise(self, board: Board, started: float) -> _Outcome:
         """Keep every process running until all islands have ended, going on is no use, or a signal came."""
-        for child in self._children:
-            child.start()
-            if not board.shows_pids:
-                board.say(f"{child.command.name} is process {child.pid}")
-        shown = 0.0
+        for child in self._islands:
+            self._start(child, board)
+        waiting, shown = list(self._aggregators), 0.0
         while True:
             if self._signals:
                 return _Outcome(signal=self._signals[0])
+            if waiting and self._are_back(self._clock.monotonic() - started):
+                for child in waiting:
+                    self._start(child, board)
+                waiting = []
             for child in self._children:
                 event = child.poll()
                 if event is None or child.state is State.DONE:
@@ -243,6 +247,27 @@ class Launch:
                 board.show(self._scene(now - started))
                 shown = now
             self._clock.sleep(POLL_S)
+
+    def _start(self, child: Child, board: Board) -> None:
+        child.start()
+        if not board.shows_pids:
+            board.say(f"{child.command.name} is process {child.pid}")
+
+    def _are_back(self, elapsed_s: float) -> bool:
+        """Whether the islands that a launch before this one had are there again, or have had time enough.
+
+        When that launch was stopped they said that they leave. An aggregator that starts before they are back would
+        believe them, and merge what one of them had sent alone.
+        """
+        if not self._earlier or elapsed_s >= BACK_S:
+            return True
+        found = self._watcher.latest()
+        now = {island.name: island.generation for island in found.status.islands} if found else {}
+        return all(
+            child.state in {State.DONE, State.FAILED}
+            or now.get(child.command.name, 0) > self._earlier.get(child.command.name, -1)
+            for child in self._islands
+        )
 
     def _is_the_end(self, child: Child) -> bool:
         """Whether nothing can go on after a child has failed: a mistake, a take-over, or none of its kind is left."""

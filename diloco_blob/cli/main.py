@@ -7,7 +7,7 @@ typed, so that `--help` is quick. Torch is never imported from here.
     python -m diloco_blob.cli.main status demo/run
 
 Exit codes: 0 done, 1 a promise is broken or the run failed, 2 the words or settings are wrong, 3 taken over by another
-process, 130 and 143 stopped by Ctrl-C and by SIGTERM.
+process, 4 the store does not answer, 130 and 143 stopped by Ctrl-C and by SIGTERM.
 """
 
 import argparse
@@ -25,6 +25,8 @@ COMMANDS = {
     "status": "show how far a run is, from its bucket alone",
     "verify": "audit a run's bucket from end to end",
     "export": "write a run's model in the Hugging Face layout",
+    "gc": "delete what no kept version of a run needs",
+    "simulate": "play the protocol under faults, from one seed after the other",
 }
 
 _EPILOG = """\
@@ -34,10 +36,11 @@ examples:
   diloco-blob status s3://bucket/run                     how far is it?
   diloco-blob verify s3://bucket/run                     is everything in the bucket as promised?
   diloco-blob export s3://bucket/run model/              take the model away
+  diloco-blob gc s3://bucket/run --dry-run               what lies there that nobody needs?
 
 A run is named by its URL: s3://bucket/prefix, gs://bucket/prefix, file:///path, or the path of a folder.
 Exit codes: 0 done, 1 a promise is broken or the run failed, 2 the words or settings are wrong, 3 taken over by another
-process.
+process, 4 the store does not answer.
 `diloco-blob COMMAND --help` explains a command.
 """
 
@@ -123,7 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run_command(args)
         sys.stdout.flush()
     except DilocoError as error:
-        print(f"diloco-blob: error: {error}", file=sys.stderr)
+        from diloco_blob.wire import printable  # imports numpy, for which `--help` need not wait
+
+        print(f"diloco-blob: error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("diloco-blob: stopped", file=sys.stderr)

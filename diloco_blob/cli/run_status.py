@@ -13,9 +13,11 @@ from msgspec import Struct
 
 from diloco_blob.core.errors import Corrupt, InvalidSettings, NotFound
 from diloco_blob.core.ids import check_island_name
+from diloco_blob.core.limits import RECORD_BYTES_MAX
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.heads import Head, RunInfo, exists, find_head, read_run
 from diloco_blob.protocol.layout import fragment_tensors, num_elements
+from diloco_blob.protocol.reading import read_limited
 from diloco_blob.protocol.records import Eval, IslandStatus, Tally, decode
 from diloco_blob.store.base import ObjectStore
 
@@ -201,7 +203,7 @@ def _island_names(store: ObjectStore, heads: tuple[Head, ...]) -> list[str]:
 def _read_status(store: ObjectStore, info: RunInfo, name: str) -> tuple[IslandStatus, float] | None:
     """An island's status and when it was written, by the store's clock; None if there is none that can be read."""
     try:
-        data, found = store.get(keys.status(name))
+        data, found = read_limited(store, keys.status(name), RECORD_BYTES_MAX)
         return decode(data, IslandStatus, run=info.digest), found.last_modified
     except (NotFound, Corrupt):
         return None

@@ -3,7 +3,7 @@
 Every error has a stable `kind` (for programs), one line of text (for people) and a `hint` that says what to do next.
 The command line turns any `DilocoError` into that one line and an exit code; nothing else reaches a user as a
 traceback. Exit codes: 0 done, 1 a promise is broken or the run failed, 2 the words or settings are wrong, 3 taken over
-by another process.
+by another process, 4 the store does not answer.
 """
 
 
@@ -57,6 +57,7 @@ class Unavailable(DilocoError):  # noqa: N818
     """The store did not answer, or not in time; the outcome may be unknown. Trying again later may succeed."""
 
     kind = "unavailable"
+    exit_code = 4
 
 
 class Denied(DilocoError):  # noqa: N818

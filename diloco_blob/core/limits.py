@@ -3,6 +3,10 @@
 RECORD_BYTES_MAX = 8 << 20
 """A JSON record (run, close, commit, receipt, generation)."""
 
+ISLAND_RECORD_BYTES_MAX = 64 << 10
+"""A receipt or a departure, of which every pass may read many. Our own have less than half of it, with the longest
+cursor of the dearest characters."""
+
 CURSOR_CHARS_MAX = 4096
 """The opaque data cursor that an island puts into its receipts."""
 
@@ -20,9 +24,6 @@ FRAGMENTS_MAX = 9_999
 
 PARTS_MAX = 1_024
 """Payload objects of one contribution."""
-
-TOKENS_PER_STEP_MAX = 1 << 30
-"""Tokens that one inner step of an island may claim."""
 
 CONTRIBUTIONS_PER_ISLAND_MAX = 8
 """Contributions of one island to one fragment that a single close takes; the rest waits for the next."""

@@ -45,7 +45,8 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     mix_alpha: Fraction = 0.5
     """α of `mix`; Streaming DiLoCo (arXiv 2501.18512) uses 0.5."""
     max_in_flight: Positive = 2
-    """Contributions to one fragment that may be unsent before training waits; bounds the host memory."""
+    """Contributions to one fragment that may be unsent before further progress is gathered in the next one; bounds
+    the host memory."""
     pause_after: Positive = 10
     """Rounds (deadlines) without a new version after which an island pauses, loudly."""
 
@@ -66,9 +67,16 @@ class Codec(Struct, frozen=True, forbid_unknown_fields=True):
 class Merge(Struct, frozen=True, forbid_unknown_fields=True):
     """How contributions become one pseudo-gradient. Those of one island are summed first (docs/decisions/0001)."""
 
-    rule: Literal["mean", "rda"] = "mean"
+    rule: Literal["mean", "rda", "trimmed_mean"] = "mean"
     """mean: weighted mean. rda: radial-directional averaging per tensor, embeddings by mean (arXiv 2604.21428,
-    App. D.2)."""
+    App. D.2). trimmed_mean: coordinate by coordinate, the mean without the largest and the smallest values (arXiv
+    1803.01498); weights are not used."""
+    trim: Annotated[float, Meta(ge=0.0, lt=0.5)] = 0.125
+    """Share of the islands of a round whose values trimmed_mean leaves out at each end, rounded up: at least one at
+    each end where there are three islands or more."""
+    clip: Literal["none", "median"] = "none"
+    """median: an island whose pseudo-gradient (the whole fragment) has a larger L2 norm than the median of the round's
+    islands is scaled down to it. Recorded in the commit."""
     weights: Literal["tokens", "tokens2_per_step", "uniform"] = "tokens"
     """Weight of an island before staleness, c being sums over its contributions: c_tokens, c_tokens²/c_steps, or 1."""
     staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
@@ -118,11 +126,22 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """A contribution staler than this is skipped, with the reason on record."""
     takeover_s: Seconds = 60.0
     """After this long without a commit, any aggregator merges what another one closed."""
+    tokens_per_step_max: Positive = 1 << 24
+    """Tokens that one inner step may claim; a receipt that claims more is skipped. In a version an island weighs at
+    most as `sync_every` steps of this many tokens, whatever it claims."""
 
     @property
     def quorum_or_majority(self) -> int:
         """`quorum`, or where that is 0 the majority of `islands`, at least 1."""
         return self.quorum or self.islands // 2 + 1
+
+
+class Collect(Struct, frozen=True, forbid_unknown_fields=True):
+    """What garbage collection keeps. Records (closes, commits, receipts, generations, departures) are always kept."""
+
+    keep_versions: NonNegative = 8
+    """Newest versions of each fragment whose weights, outer state, update and contributions stay in the bucket; 0: all
+    of them. Every commit makes what is older collectable."""
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,6 +153,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     merge: Merge = Merge()
     outer: Outer = Outer()
     policy: Policy = Policy()
+    collect: Collect = Collect()
 
     def __post_init__(self) -> None:
         for name, value in _flat(self):

@@ -3,11 +3,15 @@
 import operator
 
 from diloco_blob.core.errors import InvalidSettings
-from diloco_blob.core.limits import CURSOR_CHARS_MAX, TOKENS_PER_STEP_MAX
+from diloco_blob.core.limits import CURSOR_CHARS_MAX
 
 
-def checked_tokens(tokens: int) -> int:
+def checked_tokens(tokens: int, tokens_max: int) -> int:
     """The tokens of a step, as a whole number that the aggregator will accept.
+
+    Args:
+        tokens: What the training loop says.
+        tokens_max: `policy.tokens_per_step_max` of the run.
 
     Raises:
         InvalidSettings: It is not one.
@@ -16,9 +20,10 @@ def checked_tokens(tokens: int) -> int:
         count = operator.index(tokens)
     except TypeError:
         count = 0
-    if not 1 <= count <= TOKENS_PER_STEP_MAX:
+    if not 1 <= count <= tokens_max:
         raise InvalidSettings(
-            f"an inner step of {tokens!r} tokens", f"give step() a whole number from 1 to {TOKENS_PER_STEP_MAX}"
+            f"an inner step of {tokens!r} tokens",
+            f"give step() a whole number from 1 to {tokens_max} (policy.tokens_per_step_max of this run)",
         )
     return count
 

@@ -1,9 +1,10 @@
 """The island itself, on arrays: what happens at each step boundary, in which order, and what it waits for.
 
-At a step boundary: count; wait while too much is unsent; snapshot what is due and hand it to the outbox;
-without overlap wait for the version that follows; take what has arrived. The order is written once, as a
-generator that yields whenever it cannot go on, so that a training loop can block on it and a simulation can
-interleave it with everything else.
+At a step boundary: count; snapshot what is due and hand it to the outbox, unless too much is unsent; without
+overlap wait for the version that follows, within limits; take what has arrived; pause if nobody has answered for
+long. What cannot be snapshot stays in the progress since the mark: it goes out with the next contribution. The order
+is written once, as a generator that yields whenever it cannot go on, so that a training loop can block on it and a
+simulation can interleave it with everything else.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import SupportsFloat
 
 import msgspec
@@ -22,13 +24,15 @@ from diloco_blob.core.ids import Ids
 from diloco_blob.core.limits import CURSOR_CHARS_MAX
 from diloco_blob.island.arrays import Arrays
 from diloco_blob.island.checks import check_cursor, checked_tokens
-from diloco_blob.island.inbox import Inbox, poll_bounds
+from diloco_blob.island.inbox import Inbox
 from diloco_blob.island.joining import IslandOptions, Joined, join_run, put
-from diloco_blob.island.outbox import Outbox, ignore
+from diloco_blob.island.outbox import Outbox
+from diloco_blob.island.patience import Patience
 from diloco_blob.island.port import ModelPort
 from diloco_blob.island.pumps import Driver
 from diloco_blob.island.reporter import Evals, Reporter, earlier_status
 from diloco_blob.island.saving import Moment, Saver
+from diloco_blob.island.steps import ignore
 from diloco_blob.island.trajectory import Contribution, Trajectory
 from diloco_blob.protocol.layout import fragment_tensors, offsets
 from diloco_blob.protocol.records import FORMAT, Eval, IslandStatus
@@ -67,6 +71,7 @@ class IslandCore:
         self.run = joined.run
         self.membership = joined.membership
         self.sync = settings.sync
+        self._max_staleness = settings.policy.max_staleness
         self.trajectories: list[Trajectory] = joined.trajectories
         self.steps, self.tokens, self.cursor = joined.steps, joined.tokens, joined.cursor
         self._offsets = offsets(self.sync.num_fragments, self.sync.sync_every)
@@ -79,8 +84,6 @@ class IslandCore:
         now = self.clock.monotonic()
         self._boundary = self._started = now
         self._tokens_before = self.tokens
-        self._last_arrival = now
-        self._first_unmerged: float | None = None
         self._waiting_since: float | None = None
         feedback = {
             p: ErrorFeedback(settings.up, {name: joined.residuals[name] for name in names if name in joined.residuals})
@@ -96,7 +99,15 @@ class IslandCore:
             at=self.at,
             on_sent=self._on_sent,
         )
-        self.inbox = Inbox(store=self.store, run=self.run, island=self.membership.name, clock=self.clock, ids=self.ids)
+        self.patience = Patience(self.store, self.outbox, self.clock, self.sync, settings.policy)
+        self.inbox = Inbox(
+            store=self.store,
+            run=self.run,
+            island=self.membership.name,
+            clock=self.clock,
+            ids=self.ids,
+            at=self.at,
+        )
         for trajectory in self.trajectories:
             self.inbox.start(trajectory.fragment, trajectory.version, trajectory.mirror)
         self.saver = Saver(self.options.checkpoint_dir, self.clock, waits=self.sync.overlap == 0, at=self.at)
@@ -131,7 +142,7 @@ class IslandCore:
         """
         if self._finished:
             raise InvalidSettings("this island has finished", "call step() before finish()")
-        tokens = checked_tokens(tokens)
+        tokens = checked_tokens(tokens, self.run.run.settings.policy.tokens_per_step_max)
         check_cursor(cursor)
         now = self.clock.monotonic()
         seconds = now - self._boundary
@@ -152,16 +163,20 @@ class IslandCore:
         """Send what is left, wait until it is history, and take the newest version everywhere.
 
         Gives up waiting, with a warning, when no aggregator has answered within a deadline and a take-over.
+
+        Raises:
+            Unavailable: The store has taken nothing for `pause_after` deadlines and a round, at least 10 minutes.
         """
         if self._finished:
             return
         self.state = "finishing"
         rest = [trajectory.fragment for trajectory in self.trajectories if trajectory.steps > 0]
-        yield from self._send(rest)
+        yield from self._until_sent(lambda: self._with_room(rest) == rest)
+        self._send(rest)
         self.outbox.submit((), before=lambda outbox: self.membership.depart(outbox.next_seq, self.ids))
         self.driver.wake()
-        yield from self._until(self.outbox.empty, "the last contributions are being sent")
-        limit = self.clock.monotonic() + self._patience_s()
+        yield from self._until_sent(self.outbox.empty)
+        limit = self.clock.monotonic() + self.patience.round_s
         merged = yield from self._until(self._all_history, "the last contributions are being merged", limit=limit)
         if not merged:
             log.warning(
@@ -174,15 +189,20 @@ class IslandCore:
         self.state = "done"
 
     def end(self, state: str, message: str = "") -> None:
-        """Stop the pumps and say how it ended; whoever was stopped on purpose is not waited for."""
+        """Stop the pumps and say how it ended; whoever was stopped on purpose is not waited for.
+
+        A store that does not answer is told nothing: nobody should have to wait for it after Ctrl-C.
+        """
+        silent = False
         try:
             self.driver.stop()
-            if state == "stopped":
+            silent = self.store.outage is not None and state in {"stopped", "failed"}
+            if state == "stopped" and not silent:
                 with contextlib.suppress(Unavailable):
                     self.membership.depart(self.outbox.next_seq, self.ids)
         finally:
             self.state, self.message = state, message
-            if state != "fenced":  # then the status is the newer process's
+            if state != "fenced" and not silent:  # when fenced, the status is the newer process's
                 self.reporter.write()
 
     def record_eval(self, loss: float, bits_per_byte: float, sample: str = "") -> None:
@@ -238,38 +258,47 @@ class IslandCore:
     # ---- the exchange -------------------------------------------------------------------------------------------
 
     def _exchange(self, due: Sequence[int], sent: frozenset[int] = frozenset()) -> Iterator[str]:
-        bases = [self.trajectories[p].version for p in due]
-        yield from self._send(due, sent)
-        if self.sync.overlap == 0 and due:
-            yield from self._until(self.outbox.empty, "contributions are being sent")
-            limit = self.clock.monotonic() + self._patience_s()
+        limit = self.clock.monotonic() + self.patience.round_s
+        if self.sync.overlap == 0:
             yield from self._until(
-                lambda: all(self.inbox.version(p) > base for p, base in zip(due, bases, strict=True)),
+                lambda: len(self._with_room(due)) == len(due), "earlier contributions are not sent yet", limit=limit
+            )
+        taken = self._with_room(due)
+        bases = {p: self.trajectories[p].version for p in taken}
+        self._send(taken, sent)
+        if self.sync.overlap == 0 and taken:
+            yield from self._until(self.outbox.empty, "contributions are being sent", limit=limit)
+            yield from self._until(
+                lambda: all(self.inbox.version(p) > base for p, base in bases.items()),
                 "the next version is being made",
                 limit=limit,
             )
-        self._adopt_arrived(due)
-        if self._abandoned():
-            policy = self.run.run.settings.policy
-            self.message = (
-                f"paused: no version for {self.sync.pause_after} deadlines. Is an aggregator running, and do enough "
-                f"islands contribute (policy.min_contributions = {policy.min_contributions})?"
-            )
-            log.error("island %s %s", self.membership.name, self.message)
-            yield from self._until(lambda: not self._abandoned(), "no aggregator answers", state="paused")
-            self.message = ""
-            log.warning("island %s goes on: a new version is there", self.membership.name)
-            self._adopt_arrived(due)
+        self._adopt_arrived(taken)
+        if self.patience.over() and self._waits_to_be_merged() and not self._arrived():
+            yield from self._pause()
+            self._adopt_arrived(taken)
 
-    def _send(self, due: Sequence[int], sent: frozenset[int] = frozenset()) -> Iterator[str]:
-        """Snapshot what is due and hand it to the outbox."""
+    def _pause(self) -> Iterator[str]:
+        """Train no further until a version is here or, if the store was what was missing, until it takes something."""
+        cause = self.patience.cause()
+        self.message = f"paused: {cause.text}"
+        log.error("island %s %s", self.membership.name, self.message)
+        yield from self._until(lambda: self._arrived() or cause.gone(), "nobody answers", state="paused")
+        self.message = ""
+        news = "a new version is there" if self._arrived() else "the store answers again"
+        log.warning("island %s goes on: %s", self.membership.name, news)
+        self.patience.renew()
+
+    def _with_room(self, due: Sequence[int]) -> list[int]:
+        """The fragments of which another contribution may be held; what is due of others stays where it is."""
+        return [p for p in due if self.outbox.unsent(p) < self.sync.max_in_flight]
+
+    def _send(self, due: Sequence[int], sent: frozenset[int] = frozenset()) -> None:
+        """Snapshot these fragments and hand them to the outbox."""
         if not due:
             return
-        yield from self._until(
-            lambda: all(self.outbox.unsent(p) < self.sync.max_in_flight for p in due),
-            "earlier contributions are not sent yet",
-        )
-        keep = self.saver.due()
+        # One checkpoint at a time: each holds a whole model until all that was taken before it is sent.
+        keep = self.outbox.notes() == 0 and self.saver.due()
         local = {p: self.port.read(self._names[p]) for p in (range(self.sync.num_fragments) if keep else due)}
         self._check_finite(local)
         write = self.saver.capture(self._moment(due), self.port, self.trajectories, local) if keep else None
@@ -285,6 +314,7 @@ class IslandCore:
         ]
         for p in due:
             self._sent_at_step[p] = self.steps
+        self.patience.taken()
         self.outbox.submit(contributions, before=write, sent=sent)
         self.driver.wake()
 
@@ -310,31 +340,33 @@ class IslandCore:
                         "the learning rate and the data",
                     )
 
-    def _may_adopt(self, fragment: int, due: Sequence[int]) -> bool:
+    def _may_adopt(self, fragment: int, taken: Sequence[int]) -> bool:
         """Whether a version may be taken at this boundary without throwing away much that was not sent.
 
-        `overwrite` and `mix` give up (part of) the progress since the mark. Right after sending there is none. With
-        overlap they also take a version later, from `overlap` steps to half an interval after sending: whatever comes
-        later waits for the next send, so that a slow island keeps its work however fast the others make versions.
+        `overwrite` and `mix` give up (part of) the progress since the mark. Where it was `taken` just now there is
+        none. With overlap they also take a version later, from `overlap` steps to half an interval after sending:
+        whatever comes later waits for the next send, so that a slow island keeps its work however fast the others make
+        versions, and what there was no room for is not thrown away.
         `carry` loses nothing at any time.
         """
         since = self.steps - self._sent_at_step[fragment]
         if self.sync.overlap == 0:
-            return fragment in due
+            return fragment in taken
         if self.sync.adopt == "carry":
             return since >= self.sync.overlap
         window = max(self.sync.overlap, self.sync.sync_every // 2)
-        return fragment in due or self.sync.overlap <= since <= window
+        return fragment in taken or self.sync.overlap <= since <= window
 
-    def _adopt_arrived(self, due: Sequence[int]) -> None:
+    def _adopt_arrived(self, taken: Sequence[int]) -> None:
         for p, trajectory in enumerate(self.trajectories):
-            arrival = self.inbox.take(p) if self._may_adopt(p, due) else None
+            arrival = self.inbox.take(p) if self._may_adopt(p, taken) else None
             if arrival is None:
                 continue
-            self.at("adopt")
+            self.at("adopt.before_write")
             local = self.port.read(self._names[p])
             adopted = trajectory.adopt(local, arrival.weights, arrival.version, arrival.watermark, self.sync)
             put(self.port, trajectory, adopted)
+            self.at("adopt.after_write")
             self._noted(p, arrival.watermark, arrival.staleness)
 
     def _take_whole(self, trajectory: Trajectory) -> None:
@@ -343,22 +375,20 @@ class IslandCore:
         if arrival is None:
             self.port.write(trajectory.mirror)
             return
+        self.at("adopt.before_write")
         overwrite = msgspec.structs.replace(self.sync, adopt="overwrite")
         local = self.port.read(self._names[trajectory.fragment])
         self.port.write(trajectory.adopt(local, arrival.weights, arrival.version, arrival.watermark, overwrite))
+        self.at("adopt.after_write")
         self._noted(trajectory.fragment, arrival.watermark, arrival.staleness)
 
     def _noted(self, fragment: int, watermark: int, staleness: int | None) -> None:
         self._watermarks[fragment] = watermark
-        self._last_arrival = self.clock.monotonic()
         if staleness is not None:
             self.staleness = staleness
-        if not any(t.unmerged(self._watermarks[t.fragment]) for t in self.trajectories):
-            self._first_unmerged = None
+        self.patience.adopted(waits=self._waits_to_be_merged())
 
     def _on_sent(self, contribution: Contribution) -> None:
-        if self._first_unmerged is None:
-            self._first_unmerged = self.clock.monotonic()
         self.inbox.expect(contribution.fragment)
         self.driver.wake()
 
@@ -388,26 +418,41 @@ class IslandCore:
         for _ in waiting:
             self.driver.wait(_TICK_S)
 
-    def _patience_s(self) -> float:
-        """How long a version can take after sending if an aggregator lives: deadline, take-over, a few polls."""
-        policy = self.run.run.settings.policy
-        _, longest = poll_bounds(policy.deadline_s)
-        return policy.deadline_s + policy.takeover_s + 4 * longest
+    def _until_sent(self, done: Callable[[], bool]) -> Iterator[str]:
+        """Wait for the outbox, as long as it gets on."""
+        while not done():
+            sent, wait_s = self.outbox.num_sent, self.patience.finish_s
+            moved = yield from self._until(
+                partial(self._gets_on, done, sent),
+                "the last contributions are being sent",
+                limit=self.clock.monotonic() + wait_s,
+            )
+            if not moved:
+                unsent = max(t.steps + sum(i.steps for i in t.in_flight if i.seq is None) for t in self.trajectories)
+                raise Unavailable(
+                    f"{self.store.url} has taken nothing for {wait_s:.0f} s; the last {unsent} steps of island "
+                    f"{self.membership.name} are not in it",
+                    "when it is back, the same command trains on from what was sent, or from the local checkpoint",
+                )
 
-    def _abandoned(self) -> bool:
-        """Whether contributions have waited for `pause_after` deadlines without any new version."""
-        if self._first_unmerged is None or any(self.inbox.arrival(t.fragment) for t in self.trajectories):
-            return False
-        since = max(self._first_unmerged, self._last_arrival)
-        return self.clock.monotonic() - since > self.sync.pause_after * self.run.run.settings.policy.deadline_s
+    def _gets_on(self, done: Callable[[], bool], sent: int) -> bool:
+        return done() or self.outbox.num_sent > sent
+
+    def _arrived(self) -> bool:
+        """Whether a version is here that was not taken yet."""
+        return any(self.inbox.arrival(t.fragment) for t in self.trajectories)
 
     def _all_history(self) -> bool:
         for trajectory in self.trajectories:
             arrival = self.inbox.arrival(trajectory.fragment)
             watermark = arrival.watermark if arrival else self._watermarks[trajectory.fragment]
-            if trajectory.unmerged(watermark):
+            if trajectory.unmerged(watermark, self._max_staleness):
                 return False
         return True
+
+    def _waits_to_be_merged(self) -> bool:
+        """Whether something was taken that is not history as of what was adopted, and not too stale to be merged."""
+        return any(t.unmerged(self._watermarks[t.fragment], self._max_staleness) for t in self.trajectories)
 
 
 def start(
@@ -421,7 +466,7 @@ def start(
     at: Callable[[str], None] = ignore,
 ) -> IslandCore:
     """Join the run and stand ready for the first step; `begin` is to be run next. Raises as `join_run` does."""
-    joined = join_run(store, port, options, ids=ids)
+    joined = join_run(store, port, options, ids=ids, at=at)
     return IslandCore(
         store=store, port=port, options=options, clock=clock, ids=ids, driver=driver, joined=joined, at=at
     )

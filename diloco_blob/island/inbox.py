@@ -7,12 +7,14 @@ Someone who is behind by several versions fetches whatever is fewer bytes.
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from diloco_blob.core.clock import Clock
 from diloco_blob.core.errors import Corrupt, NotFound, Unavailable
 from diloco_blob.core.ids import Ids
 from diloco_blob.island.arrays import Arrays, difference
+from diloco_blob.island.steps import ignore
 from diloco_blob.protocol.heads import Head, RunInfo, find_head, read_head
 from diloco_blob.protocol.layout import fragment_layout
 from diloco_blob.protocol.records import ObjectRef
@@ -68,6 +70,8 @@ class Inbox:
     island: str
     clock: Clock
     ids: Ids
+    at: Callable[[str], None] = ignore
+    """Told of each step (`steps.STEPS`)."""
     _followers: dict[int, _Follower] = field(default_factory=dict)
     _arrivals: dict[int, Arrival] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -139,7 +143,9 @@ class Inbox:
             except NotFound:
                 break
         else:
-            heads.append(find_head(self.store, self.run, follower.fragment, hint=heads[-1].version))
+            newest = find_head(self.store, self.run, follower.fragment, hint=heads[-1].version)
+            if newest.version > heads[-1].version:
+                heads.append(newest)
         if not heads:
             return False
         mirror = self._by_updates(follower, heads)
@@ -148,6 +154,7 @@ class Inbox:
         newest = heads[-1]
         mine = [item for item in newest.commit.merged if item.island == self.island] if newest.commit else []
         tally = newest.tally.get(self.island)
+        self.at("version.fetched")
         with self._lock:
             self._arrivals[follower.fragment] = Arrival(
                 fragment=follower.fragment,

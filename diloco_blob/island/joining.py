@@ -8,6 +8,7 @@ joiner never seeds.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from diloco_blob.island.checkpoint import Checkpoint, load_checkpoint
 from diloco_blob.island.inbox import fetch_params
 from diloco_blob.island.membership import Membership, join
 from diloco_blob.island.port import ModelPort
+from diloco_blob.island.steps import ignore
 from diloco_blob.island.trajectory import Contribution, Trajectory
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.creation import create_run
@@ -67,15 +69,22 @@ class Joined:
     """Step at which each fragment was last sent, where that is known."""
 
 
-def join_run(store: ObjectStore, port: ModelPort, options: IslandOptions, *, ids: Ids) -> Joined:
+def join_run(
+    store: ObjectStore,
+    port: ModelPort,
+    options: IslandOptions,
+    *,
+    ids: Ids,
+    at: Callable[[str], None] = ignore,
+) -> Joined:
     """Start an island: see the module's docstring.
 
     Raises:
         InvalidSettings: Other settings or another model than the run's, or a store that cannot hold a run.
         NotFound: No such bucket.
     """
-    run = _open_run(store, port, options, ids)
-    membership = join(store, run, options.name, ids=ids, host=options.host, pid=options.pid)
+    run = _open_run(store, port, options, ids, at)
+    membership = join(store, run, options.name, ids=ids, host=options.host, pid=options.pid, at=at)
     num_fragments = run.run.settings.sync.num_fragments
     heads = [find_head(store, run, p) for p in range(num_fragments)]
     last = [_last_receipt(store, run, options.name, head) for head in heads]
@@ -90,14 +99,18 @@ def join_run(store: ObjectStore, port: ModelPort, options: IslandOptions, *, ids
     return _from_bucket(store, run, membership, port, heads, last, checkpoint)
 
 
-def _open_run(store: ObjectStore, port: ModelPort, options: IslandOptions, ids: Ids) -> RunInfo:
+def _open_run(
+    store: ObjectStore, port: ModelPort, options: IslandOptions, ids: Ids, at: Callable[[str], None]
+) -> RunInfo:
     try:
         run = read_run(store)
     except NotFound:
         settings = (options.settings or Settings()).resolved(options.islands)
         layout = make_layout(port.tensors(), settings.sync.num_fragments)
         arrays = port.read([spec.name for spec in layout])
-        run = create_run(store, settings, layout, arrays, ids=ids, created_by=options.name, model=options.model_config)
+        run = create_run(
+            store, settings, layout, arrays, ids=ids, created_by=options.name, model=options.model_config, at=at
+        )
     if options.settings is not None:
         found = conflicts(run.run.settings, options.settings)
         if found:

@@ -2,11 +2,12 @@
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from diloco_blob.core.errors import Conflict, Fenced, NotFound
 from diloco_blob.core.ids import Ids
+from diloco_blob.island.steps import ignore
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.heads import RunInfo
 from diloco_blob.protocol.records import FORMAT, Departure, Generation, encode
@@ -23,6 +24,8 @@ class Membership:
     run: RunInfo
     name: str
     generation: int
+    at: Callable[[str], None] = ignore
+    """Told of each step (`steps.STEPS`)."""
 
     def check_fence(self) -> None:
         """Raise `Fenced` if this island has been started again elsewhere. One small request."""
@@ -49,8 +52,10 @@ class Membership:
                 fragment=fragment,
                 seq=seq - 1,
             )
+            self.at("departure.before_put")
             with contextlib.suppress(Conflict):  # said before, after the same contribution
                 self.store.put(keys.departure(self.name, fragment, seq - 1), encode(record), if_absent=True)
+                self.at("departure.after_put")
 
     def fenced(self, newer: int) -> Fenced:
         """The error that says so."""
@@ -60,7 +65,16 @@ class Membership:
         )
 
 
-def join(store: ObjectStore, run: RunInfo, name: str, *, ids: Ids, host: str, pid: int) -> Membership:
+def join(
+    store: ObjectStore,
+    run: RunInfo,
+    name: str,
+    *,
+    ids: Ids,
+    host: str,
+    pid: int,
+    at: Callable[[str], None] = ignore,
+) -> Membership:
     """Become the newest generation of an island. A LIST, once a start."""
     newest = 0
     for info in store.list(keys.generations(name)):
@@ -78,8 +92,10 @@ def join(store: ObjectStore, run: RunInfo, name: str, *, ids: Ids, host: str, pi
             host=host,
             pid=pid,
         )
+        at("generation.before_put")
         try:
             store.put(keys.generation(name, newest), encode(record), if_absent=True)
         except Conflict:
             continue  # Two starts at once: the other has this number, the next one is newer still.
-        return Membership(store=store, run=run, name=name, generation=newest)
+        at("generation.after_put")
+        return Membership(store=store, run=run, name=name, generation=newest, at=at)

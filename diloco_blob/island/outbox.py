@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from diloco_blob.core.clock import Clock
-from diloco_blob.core.errors import Conflict, NotFound, Unavailable
+from diloco_blob.core.errors import Conflict, Unavailable
 from diloco_blob.core.ids import Ids
 from diloco_blob.island.arrays import Arrays
 from diloco_blob.island.membership import Membership
+from diloco_blob.island.steps import ignore
 from diloco_blob.island.trajectory import Contribution
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.records import FORMAT, ObjectRef, Receipt, decode, encode
@@ -29,16 +30,15 @@ _RETRY_S = (1.0, 30.0)
 """Wait between tries of a send that the store's retry layer gave up on: from, at most."""
 
 
-def ignore(_: object) -> None:
-    """Nobody is told."""
-
-
 @dataclass
 class _Parcel:
     contribution: Contribution
     sent: bool = False
     """Its receipt exists already (found when resuming): only the residual is brought up to date."""
     payload: bytes | None = None
+    receipt: Receipt | None = None
+    """As it is being sent: tried again, it must be the same bytes, or a receipt whose answer was lost would look like
+    another process's."""
     residuals: Arrays = field(default_factory=dict)
 
 
@@ -62,8 +62,12 @@ class Outbox:
     feedback: dict[int, ErrorFeedback]
     """What coding still owes, by fragment."""
     at: Callable[[str], None] = ignore
-    """Told the name of each step before it is taken; tests kill the process there."""
+    """Told of each step (`steps.STEPS`)."""
     on_sent: Callable[[Contribution], None] = ignore
+    num_sent: int = 0
+    """Contributions whose receipts exist, of this process."""
+    failure: Unavailable | None = None
+    """Why the next piece of work could not be done when it was last tried; None if it was, or was not tried yet."""
     _queue: deque[_Parcel | _Note] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _tries: int = 0
@@ -92,6 +96,11 @@ class Outbox:
         """Contributions to a fragment whose receipt does not exist yet."""
         with self._lock:
             return sum(isinstance(item, _Parcel) and item.contribution.fragment == fragment for item in self._queue)
+
+    def notes(self) -> int:
+        """Things to be done that still wait for earlier contributions, or for the store: a checkpoint, a departure."""
+        with self._lock:
+            return sum(isinstance(item, _Note) for item in self._queue)
 
     def empty(self) -> bool:
         """Whether everything that was submitted is done."""
@@ -125,12 +134,14 @@ class Outbox:
             low, high = _RETRY_S
             delay = min(high, low * 2.0 ** min(self._tries, 10))
             self._tries += 1
+            self.failure = error
             self._retry_at = self.clock.monotonic() + delay
             log.warning("island %s: not sent yet, trying again in %.0f s: %s", self.membership.name, delay, error)
             return delay
-        self._tries, self._retry_at = 0, 0.0
+        self._tries, self._retry_at, self.failure = 0, 0.0, None
         with self._lock:
             self._queue.popleft()
+            self.num_sent += isinstance(item, _Parcel)
             more = bool(self._queue)
         return 0.0 if more else None
 
@@ -147,19 +158,12 @@ class Outbox:
             self._sent(parcel, self.next_seq[item.fragment])
             return
         self.membership.check_fence()
-        seq = self.next_seq[item.fragment]
-        name = digest(parcel.payload)
-        part = ObjectRef(
-            key=keys.payload(self.membership.name, item.fragment, seq, 0, name),
-            digest=name,
-            size=len(parcel.payload),
-        )
-        self.at("send.payload")
-        self.store.put(part.key, parcel.payload)
-        self.at("send.receipt")
-        seq = self._create_receipt(item, part, seq)
-        self.at("send.done")
-        self._sent(parcel, seq)
+        if parcel.receipt is None:
+            parcel.receipt = self._receipt(item, parcel.payload, self.next_seq[item.fragment])
+        while not self._put(parcel.receipt, parcel.payload):
+            parcel.receipt = self._receipt(item, parcel.payload, parcel.receipt.seq + 1)
+        self.at("send.receipt.after_put")
+        self._sent(parcel, parcel.receipt.seq)
 
     def _sent(self, parcel: _Parcel, seq: int) -> None:
         item = parcel.contribution
@@ -183,42 +187,51 @@ class Outbox:
         layout = [(name, array.shape) for name, array in item.delta.items()]
         return pack_payload(coded(), layout, codec_for(self.membership.run.run.settings.up))
 
-    def _create_receipt(self, item: Contribution, part: ObjectRef, seq: int) -> int:
-        """Create the receipt under `seq` or, past receipts of older generations, under the next free number."""
-        while True:
-            receipt = Receipt(
-                format=FORMAT,
-                run=self.membership.run.digest,
-                write_id=self.ids.fresh(),
-                island=self.membership.name,
-                generation=self.membership.generation,
-                fragment=item.fragment,
-                seq=seq,
-                base_version=item.base_version,
-                steps=item.steps,
-                tokens=item.tokens,
-                step_to=item.step_to,
-                tokens_to=item.tokens_to,
-                cursor=item.cursor,
-                parts=(part,),
-                train_s=item.train_s,
-            )
-            key = keys.receipt(self.membership.name, item.fragment, seq)
-            try:
-                self.store.put(key, encode(receipt), if_absent=True)
-            except Conflict:
-                other = self._yield_to_newer(key)
-                if other is not None and other.parts[0].digest == part.digest and other.step_to == item.step_to:
-                    return seq  # the very bytes that we resumed to send: an earlier process's receipt arrived late
-                seq += 1
-            else:
-                return seq
+    def _receipt(self, item: Contribution, payload: bytes, seq: int) -> Receipt:
+        """The record of a contribution under a number, which is that of its payload too: both are history together."""
+        name = digest(payload)
+        key = keys.payload(self.membership.name, item.fragment, seq, 0, name)
+        return Receipt(
+            format=FORMAT,
+            run=self.membership.run.digest,
+            write_id=self.ids.fresh(),
+            island=self.membership.name,
+            generation=self.membership.generation,
+            fragment=item.fragment,
+            seq=seq,
+            base_version=item.base_version,
+            steps=item.steps,
+            tokens=item.tokens,
+            step_to=item.step_to,
+            tokens_to=item.tokens_to,
+            cursor=item.cursor,
+            parts=(ObjectRef(key=key, digest=name, size=len(payload)),),
+            train_s=item.train_s,
+        )
 
-    def _yield_to_newer(self, key: str) -> Receipt | None:
+    def _put(self, receipt: Receipt, payload: bytes) -> bool:
+        """Put the payload, then create the receipt; False if an older generation has its number.
+
+        May be called again after a failure with the same receipt: then it has the same bytes, by which it is known as
+        ours where only the answer was lost.
+        """
+        (part,) = receipt.parts
+        self.at("send.payload.before_put")
+        self.store.put(part.key, payload)
+        self.at("send.payload.after_put")
+        key = keys.receipt(receipt.island, receipt.fragment, receipt.seq)
+        self.at("send.receipt.before_put")
         try:
-            data, _ = self.store.get(key)
-        except NotFound:
-            return None  # Collected meanwhile: then it is old, and the next number is ours to try.
+            self.store.put(key, encode(receipt), if_absent=True)
+        except Conflict:
+            other = self._yield_to_newer(key)
+            # Or the very bytes that we resumed to send: an earlier process's receipt arrived late.
+            return other.parts[0].digest == part.digest and other.step_to == receipt.step_to
+        return True
+
+    def _yield_to_newer(self, key: str) -> Receipt:
+        """The receipt that has our number; whoever is not newer than its writer stops."""
+        data, _ = self.store.get(key)
         other = decode(data, Receipt, run=self.membership.run.digest)
         if other.generation >= self.membership.generation:
             raise self.membership.fenced(other.generation)

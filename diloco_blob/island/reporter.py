@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from diloco_blob.core.clock import Clock
 from diloco_blob.core.errors import Corrupt, NotFound, Unavailable
+from diloco_blob.core.limits import RECORD_BYTES_MAX
 from diloco_blob.protocol import keys
+from diloco_blob.protocol.reading import read_limited
 from diloco_blob.protocol.records import Eval, IslandStatus, decode, encode
 from diloco_blob.store.base import ObjectStore
 
@@ -35,18 +37,19 @@ class Reporter:
 
     def write(self) -> None:
         """Write the status now."""
-        status = self.status()
         self._next = self.clock.monotonic() + STATUS_EVERY_S
         try:
+            status = self.status()  # it has the store's time in it, for which the store may have to be asked
             self.store.put(keys.status(status.island), encode(status))
         except Unavailable as error:
-            log.warning("island %s: status not written: %s", status.island, error)
+            log.warning("status not written: %s", error)
 
 
 def earlier_status(store: ObjectStore, island: str, run: str) -> IslandStatus | None:
     """What an earlier process of this island last said of itself; its figures are added to, not forgotten."""
     try:
-        return decode(store.get(keys.status(island))[0], IslandStatus, run=run)
+        data, _ = read_limited(store, keys.status(island), RECORD_BYTES_MAX)
+        return decode(data, IslandStatus, run=run)
     except (NotFound, Corrupt):
         return None
 

@@ -40,7 +40,7 @@ class Saver:
         clock: For their distance.
         waits: Whether the island waits for each exchange: then every exchange has its checkpoint, so that a restart
             repeats it exactly.
-        at: Told before one is written.
+        at: Told before one is written, and after.
     """
 
     directory: Path | None
@@ -101,8 +101,9 @@ class Saver:
                 ),
                 port=port_state,
             )
-            self.at("checkpoint")
+            self.at("checkpoint.before_write")
             save_checkpoint(directory, Checkpoint(state=state, arrays=arrays))
+            self.at("checkpoint.after_write")
 
         return write
 

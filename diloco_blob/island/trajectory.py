@@ -123,9 +123,16 @@ class Trajectory:
             if item.end is not None:
                 item.end = total(item.end, error)
 
-    def unmerged(self, watermark: int) -> int:
-        """Contributions taken that are not history at `watermark`."""
-        return sum(1 for item in self.in_flight if item.seq is None or item.seq > watermark)
+    def unmerged(self, watermark: int, max_staleness: int) -> int:
+        """Contributions taken that are not history at `watermark` and may still be merged.
+
+        One that is too stale for the version after this one will only be skipped, whenever that may be: nobody need
+        wait for it.
+        """
+        oldest = self.version - max_staleness
+        return sum(
+            1 for item in self.in_flight if (item.seq is None or item.seq > watermark) and item.base_version >= oldest
+        )
 
     def _carry(self, local: Arrays, new: Arrays, version: int, watermark: int) -> Arrays:
         """Translate the trajectory so that its merged part becomes `new` and all later progress stays.

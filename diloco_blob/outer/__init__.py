@@ -1,7 +1,18 @@
-"""Staleness weights, merge rules, outer optimizers: pure functions over numpy arrays."""
+"""Staleness weights, clipping, merge rules, outer optimizers: pure functions over numpy arrays."""
 
+from diloco_blob.outer.clip import clip_factors
 from diloco_blob.outer.merge import merge_tensor
+from diloco_blob.outer.norms import square_sum
 from diloco_blob.outer.optimizer import outer_step
-from diloco_blob.outer.weights import Work, island_weights, staleness_factor
+from diloco_blob.outer.weights import Work, bounded_work, island_weights, staleness_factor
 
-__all__ = ["Work", "island_weights", "merge_tensor", "outer_step", "staleness_factor"]
+__all__ = [
+    "Work",
+    "bounded_work",
+    "clip_factors",
+    "island_weights",
+    "merge_tensor",
+    "outer_step",
+    "square_sum",
+    "staleness_factor",
+]

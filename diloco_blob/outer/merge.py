@@ -2,9 +2,7 @@
 
 Two aggregators that merge the same close, on different machines, must write the same bytes. What IEEE 754
 fixes is the result of one operation on given operands, so everything here is elementwise operations in a
-fixed order. numpy does not promise in which order `sum` adds, and BLAS (`dot`, `norm`) does change it:
-OpenBLAS gives other last bits on Haswell than on Sapphire Rapids. Norms therefore use `_square_sum`, an order
-of our own.
+fixed order. Norms use `norms.square_sum`, an order of our own.
 
 Accumulation is in float64 and ends in one rounding to fp32. Before that rounding, n terms are off by at most
 about n·2⁻⁵³·Σ|w·v|. So n identical arrays merge to exactly that array, and another order of the
@@ -14,33 +12,33 @@ with twentieths, one value in 130 of random tensors. The order is the close's, s
 aggregators differ.
 
 Arrays come one after the other and are not kept: memory is one of them and one float64 accumulator (two for
-`rda`).
+`rda`). Only `trimmed_mean` needs all arrays of a tensor at once (`trimmed.py`).
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from diloco_blob.outer.norms import spans, square_sum
+from diloco_blob.outer.trimmed import trimmed_mean
 from diloco_blob.wire.types import FloatArray
 
 _Float64Array = npt.NDArray[np.float64]
-
-_LANES = 8192
-"""A power of two. Part of the definition of a norm's bits: changing it changes what `rda` gives."""
 
 _DIRECTION_NORM_MIN = 1e-12
 """A mean direction shorter than this says nothing: the islands' progress cancels, or is all zero."""
 
 
 def merge_tensor(
-    rule: Literal["mean", "rda"],
+    rule: Literal["mean", "rda", "trimmed_mean"],
     arrays: Iterable[FloatArray],
     weights: Sequence[float],
     *,
     embedding: bool = False,
+    trim: float = 0.0,
 ) -> FloatArray:
     """Merge one tensor's pseudo-gradients.
 
@@ -52,12 +50,15 @@ def merge_tensor(
     direction is shorter than 1e-12, and for embeddings, whose pseudo-gradients are not near-orthogonal, it is
     the mean.
 
+    trimmed_mean: each coordinate without its largest and smallest values, unweighted; embeddings too.
+
     Args:
         rule: As in `Merge.rule`.
         arrays: Finite fp32 arrays of one shape, one per island (the sum of its contributions, docs/decisions/0001),
             in the order of the close; each is read once.
         weights: One per array, not negative, with a positive sum.
-        embedding: Whether this is an embedding (or the output layer): averaged plainly by every rule.
+        embedding: Whether this is an embedding (or the output layer): averaged plainly by mean and rda.
+        trim: As in `Merge.trim`.
 
     Returns:
         fp32, the shape of the arrays. A value beyond fp32 (only rda can make one) becomes infinite: the codec
@@ -66,6 +67,8 @@ def merge_tensor(
     total = math.fsum(weights)
     if not total > 0.0 or min(weights) < 0.0:
         raise ValueError(f"weights must not be negative and must have a positive sum, got {list(weights)}")
+    if rule == "trimmed_mean":
+        return trimmed_mean([array for array, _ in zip(arrays, weights, strict=True)], trim)
     if rule == "rda" and not embedding:
         return _radial_directional(arrays, [weight / total for weight in weights])
     mean = _Accumulator()
@@ -77,12 +80,12 @@ def merge_tensor(
 def _radial_directional(arrays: Iterable[FloatArray], weights: Sequence[float]) -> FloatArray:
     mean, direction, radii = _Accumulator(), _Accumulator(), []
     for array, weight in zip(arrays, weights, strict=True):
-        norm = math.sqrt(_square_sum(array.reshape(-1)))
+        norm = math.sqrt(square_sum(array))
         radii.append(weight * norm)
         mean.add(array, weight)
         if norm > 0.0:
             direction.add(array, weight / norm)
-    direction_norm = math.sqrt(_square_sum(direction.total))
+    direction_norm = math.sqrt(square_sum(direction.total))
     if direction_norm < _DIRECTION_NORM_MIN:
         return mean.rounded()
     return direction.rounded(math.fsum(radii) / direction_norm)
@@ -102,38 +105,13 @@ class _Accumulator:
         if array.shape != self._shape:
             raise ValueError(f"arrays of one tensor have one shape, got {self._shape} and {array.shape}")
         flat = array.reshape(-1)
-        for part in _spans(flat.size):
+        for part in spans(flat.size):
             self.total[part] += flat[part].astype(np.float64) * factor
 
     def rounded(self, factor: float = 1.0) -> FloatArray:
         """factor·total, rounded once more to fp32."""
         out = np.empty(self.total.size, np.float32)
         with np.errstate(over="ignore"):
-            for part in _spans(out.size):
+            for part in spans(out.size):
                 out[part] = self.total[part] * factor
         return out.reshape(self._shape or ())
-
-
-def _square_sum(flat: npt.NDArray[np.floating]) -> float:
-    """Σ x² in float64, to the same bits on every machine.
-
-    Value i goes to lane i mod 8192; each lane is summed in order, then lanes are added pairwise, the upper
-    half to the lower half, until one is left. Squares of fp32 values are exact in float64, so only additions
-    round.
-    """
-    lanes = np.zeros(_LANES)
-    for part in _spans(flat.size):
-        values = flat[part].astype(np.float64)
-        np.multiply(values, values, out=values)
-        lanes[: values.size] += values
-    width = _LANES
-    while width > 1:
-        width //= 2
-        lanes[:width] += lanes[width : 2 * width]
-    return float(lanes[0])
-
-
-def _spans(count: int) -> Iterator[slice]:
-    """Pieces of `_LANES` values: temporaries stay in the cache."""
-    for start in range(0, count, _LANES):
-        yield slice(start, min(start + _LANES, count))

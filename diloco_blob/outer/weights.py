@@ -4,7 +4,7 @@
 
 Contributions are increments of one trajectory, so those of one island are summed before they are weighted: its base
 weight comes from its tokens and steps in all, its factor is the mean of its contributions' staleness factors, weighted
-by tokens (docs/decisions/0001).
+by tokens (docs/decisions/0001). `trimmed_mean` uses no weights: its islands all count alike.
 
 These run once, when a round is closed, and their results are written into the close. Whoever merges takes the
 recorded numbers. That matters: `x ** y` may differ in its last bit between C libraries, and the merge must
@@ -29,6 +29,18 @@ class Work(NamedTuple):
     """Versions that were committed meanwhile; 0 for fresh work."""
 
 
+def bounded_work(work: Work, tokens_max: int) -> Work:
+    """What a contribution may count for, whatever it claims: at most `tokens_max` tokens, and the steps of these.
+
+    A claim is cut, not refused, since an island that was cut off for long sends several intervals in one
+    contribution. Tokens per step stay what they are, up to rounding the steps up, so `tokens2_per_step` is bounded
+    too.
+    """
+    if work.tokens <= tokens_max:
+        return work
+    return work._replace(tokens=tokens_max, steps=-(-work.steps * tokens_max // work.tokens))
+
+
 def staleness_factor(merge: Merge, staleness: int) -> float:
     """The factor in [0, 1] for work that started `staleness` versions ago (FedAsync, arXiv 1903.03934).
 
@@ -50,7 +62,9 @@ def island_weights(merge: Merge, islands: Sequence[Sequence[Work]]) -> tuple[lis
     """The weights of a round's islands, and the discount of its step.
 
     Rules: tokens: c. tokens2_per_step: c²/steps, quantity × quality of Decoupled DiLoCo (arXiv 2604.21428,
-    §3.2), 0 without steps. uniform: 1.
+    §3.2), 0 without steps. uniform, and whatever the rule for `trimmed_mean`: 1.
+
+    Under `trimmed_mean` staleness changes no weight either, only the discount.
 
     Two degenerate cases have answers rather than a division by zero. No island has any base weight (no
     tokens): all count alike. Every product of weight and factor is zero, as factors can underflow: relative
@@ -74,14 +88,14 @@ def island_weights(merge: Merge, islands: Sequence[Sequence[Work]]) -> tuple[lis
     scaled = [weight * _mean_factor(merge, works) for weight, works in zip(base, islands, strict=True)]
     kept = math.fsum(scaled)
     discount = min(1.0, kept) if merge.discount else 1.0
-    if kept == 0.0:
+    if kept == 0.0 or merge.rule == "trimmed_mean":
         return base, discount
     return [weight / kept for weight in scaled], discount
 
 
 def _base_weight(merge: Merge, works: Sequence[Work]) -> float:
     tokens, steps = sum(work.tokens for work in works), sum(work.steps for work in works)
-    if merge.weights == "uniform":
+    if merge.weights == "uniform" or merge.rule == "trimmed_mean":
         return 1.0
     if merge.weights == "tokens":
         return float(tokens)

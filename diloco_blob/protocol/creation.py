@@ -6,7 +6,7 @@ it. A run is never cleared or overwritten from here.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ def create_run(
     ids: Ids,
     created_by: str,
     model: Mapping[str, Any] | None = None,
+    at: Callable[[str], None] = lambda _: None,
 ) -> RunInfo:
     """Create the run at the store's URL, or find that another has just created it.
 
@@ -43,6 +44,7 @@ def create_run(
         ids: Source of write ids.
         created_by: The island's name, for people.
         model: Free-form configuration, for export.
+        at: Told of each step (those of `island.steps` that begin with `create`); for tests.
 
     Returns:
         The run as it stands in the store, whoever created it.
@@ -51,11 +53,14 @@ def create_run(
         InvalidSettings: The store ignores create-if-absent.
         Corrupt: A weight is not finite.
     """
+    at("create.begin")
     probe(store, ids)
-    fragments = [
-        write_params(store, p, 0, {spec.name: arrays[spec.name] for spec in fragment_tensors(tensors, p)})
-        for p in range(settings.sync.num_fragments)
-    ]
+    fragments = []
+    for p in range(settings.sync.num_fragments):
+        fragments.append(
+            write_params(store, p, 0, {spec.name: arrays[spec.name] for spec in fragment_tensors(tensors, p)})
+        )
+        at("create.params.after_put")
     run = Run(
         format=FORMAT,
         write_id=ids.fresh(),
@@ -65,8 +70,10 @@ def create_run(
         fragments=tuple(fragments),
         model=dict(model or {}),
     )
+    at("create.run.before_put")
     with contextlib.suppress(Conflict):  # another island was first: its version 0 is the run's, ours names nothing
         store.put(keys.RUN, encode(run), if_absent=True)
+        at("create.run.after_put")
     return read_run(store)
 
 

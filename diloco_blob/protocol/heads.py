@@ -100,6 +100,11 @@ def find_head(store: ObjectStore, run: RunInfo, fragment: int, *, hint: int = 0)
         fragment: Which fragment.
         hint: A version that is known to exist.
     """
+    return read_head(store, run, fragment, newest_version(store, fragment, hint=hint))
+
+
+def newest_version(store: ObjectStore, fragment: int, *, hint: int = 0) -> int:
+    """The number of the newest version, without reading its commit; `hint` as for `find_head`."""
     low, step = hint, 1
     while exists(store, keys.commit(fragment, low + step)):
         low += step
@@ -111,7 +116,7 @@ def find_head(store: ObjectStore, run: RunInfo, fragment: int, *, hint: int = 0)
             low = middle
         else:
             high = middle
-    return read_head(store, run, fragment, low)
+    return low
 
 
 def exists(store: ObjectStore, key: str) -> bool:

@@ -7,6 +7,7 @@ relative to the run's URL.
 RUN = "run.json"
 ISLANDS = "islands/"
 FRAGMENTS = "fragments/"
+PROBES = "probes/"
 
 
 def close(fragment: int, version: int) -> str:
@@ -32,6 +33,11 @@ def outer(fragment: int, version: int, digest: str) -> str:
 def update(fragment: int, version: int, digest: str) -> str:
     """What is subtracted from `version` − 1, coded as islands must apply it."""
     return f"fragments/{fragment:04d}/updates/{version:010d}-{digest}.safetensors.zst"
+
+
+def version_files(fragment: int, kind: str) -> str:
+    """The prefix of the `params`, `outer` or `updates` of a fragment's versions."""
+    return f"fragments/{fragment:04d}/{kind}/"
 
 
 def island(name: str) -> str:

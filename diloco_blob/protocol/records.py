@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from diloco_blob.core.errors import Corrupt
 from diloco_blob.core.limits import CURSOR_CHARS_MAX, PARTS_MAX, RECORD_BYTES_MAX, TENSORS_MAX
 from diloco_blob.core.settings import Settings
-from diloco_blob.wire import digest
+from diloco_blob.wire import digest, printable
 
 FORMAT = 1
 
@@ -171,7 +171,7 @@ class Close(Struct, frozen=True, forbid_unknown_fields=True):
     """Of every island that ever contributed, after this close."""
     left: tuple[str, ...]
     """Islands that had said so when they left, and have not contributed since."""
-    discount: float
+    discount: Annotated[float, Meta(ge=0.0, le=1.0)]
     """Factor on the whole step; 1 unless `merge.discount` is set."""
     opened_at: float
     closed_at: float
@@ -209,6 +209,8 @@ class Merged(Struct, frozen=True, forbid_unknown_fields=True):
     staleness: Count
     weight: Annotated[float, Meta(ge=0.0, le=1.0)]
     tokens: PositiveCount
+    clip: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Factor by which its island's pseudo-gradient was clipped (`merge.clip`); one per island."""
 
 
 class Commit(Struct, frozen=True, forbid_unknown_fields=True):
@@ -301,7 +303,7 @@ def decode(data: bytes, kind: type[Record], *, run: str | None = None) -> Record
     try:
         record = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Corrupt(f"not a {name} record: {error}") from error
+        raise Corrupt(f"not a {name} record: {printable(str(error))}") from error
     found = getattr(record, "format", FORMAT)
     if found != FORMAT:
         raise Corrupt(f"{name} record has format {found}, this program reads {FORMAT}", "update diloco-blob")

@@ -5,6 +5,9 @@ written to a temporary file beside it and synced, and only then does that file g
 hard link, which the file system refuses if the name is taken, or by a rename, which replaces what was there.
 Temporary names start with a dot, which no key may, so that whatever a killed process leaves is never read or
 listed. User metadata is not kept.
+
+What others put below the root must not stop anybody: only regular files are objects, and folders that are symbolic
+links are not listed, and nothing is deleted through them. The root itself may be a link.
 """
 
 import contextlib
@@ -12,7 +15,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from stat import S_ISDIR, S_ISLNK
+from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import BinaryIO
 from urllib.parse import unquote
 
@@ -42,11 +45,20 @@ _REMEDIES = {
 
 _FOLDER_TRIES = 100
 
+_NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
+"""What the system says of a path at which there is no regular file: a socket is ENXIO."""
+
+_LEADS_NOWHERE = {errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG}
+"""What the system says of a symbolic link that points to nothing that one could read."""
+
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 class LocalStore:
-    """Objects as files below a folder. The folder is created by the first write.
+    """Objects as files below a folder. The folder is created by the first write, and only then.
+
+    If it has been there and is gone, as a disk that is not mounted any more, that is an outage: to make an empty one in
+    its place would be to go on in another bucket. (So give a run a folder *below* the place where a disk is mounted.)
 
     Args:
         url: `file:///folder`, or a path, relative to the working directory unless it starts with `/` or `~`.
@@ -60,15 +72,17 @@ class LocalStore:
         self._clock = clock or SystemClock()
         self._ids = ids or SystemIds()
         self._date = StoreDate(self._clock, _MTIME_RESOLUTION_S)
+        self._was_there = False
 
     def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """See `ObjectStore.get`."""
-        with self._translated(key), self._path(key).open("rb") as file:
+        with self._translated(key), _opened(self._path(key)) as file:
+            self._was_there = True
             return file.read(), _info(key, os.fstat(file.fileno()))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `ObjectStore.get_range`."""
-        with self._translated(key), self._path(key).open("rb") as file:
+        with self._translated(key), _opened(self._path(key)) as file:
             file.seek(start)
             return file.read(length)
 
@@ -77,8 +91,8 @@ class LocalStore:
         path = self._path(key)
         with self._translated(key):
             stat = path.stat()
-            if S_ISDIR(stat.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self._was_there = True
+            _check_regular(stat)
             return _info(key, stat)
 
     def put(
@@ -96,6 +110,7 @@ class LocalStore:
                     temporary.replace(path)
                 info = _info(key, path.stat())
                 _sync_folder(path.parent)
+                self._was_there = True
             finally:
                 temporary.unlink(missing_ok=True)
         return info
@@ -105,6 +120,8 @@ class LocalStore:
         check_list_prefix(prefix)
         folder, slash, _ = prefix.rpartition("/")
         with self._translated():
+            if self._through_link(folder):
+                return
             for key in self._walk(folder + slash):
                 if key.startswith(prefix) and key > start_after:
                     with contextlib.suppress(FileNotFoundError):  # deleted since the folder was read
@@ -115,6 +132,8 @@ class LocalStore:
         check_list_prefix(prefix)
         folder, slash, begin = prefix.rpartition("/")
         with self._translated():
+            if self._through_link(folder):
+                return
             for name in self._names(folder + slash):
                 is_folder = name.endswith("/") and name.startswith(begin)
                 if is_folder and next(self._walk(folder + slash + name), None) is not None:
@@ -124,6 +143,8 @@ class LocalStore:
         """See `ObjectStore.delete`. Folders that are empty then are removed too: a bucket has none."""
         path = self._path(key)
         with contextlib.suppress(NotFound), self._translated(key):
+            if self._through_link(key.rpartition("/")[0]):  # what is there has another name, and may be another's
+                return
             path.unlink()
             _sync_folder(path.parent)
             self._remove_empty(path.parent)
@@ -147,7 +168,9 @@ class LocalStore:
         """Write and sync a file that no key can name, and learn the file system's time from it."""
         path = folder / f".tmp-{self._ids.fresh()}"
         try:
-            with _created(path) as file:  # from here on nobody can remove the folder: it is not empty
+            with _created(
+                path, self.root if self._was_there else None
+            ) as file:  # from here on nobody can remove the folder: it is not empty
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -197,9 +220,16 @@ class LocalStore:
         try:
             with os.scandir(self.root / folder) as entries:
                 found = [entry for entry in entries if not entry.name.startswith(".")]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            if self._is_gone() or self._blocked():
+                raise
             return []
-        return sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in found)
+        return sorted(name for entry in found if (name := _listed_name(entry)))
+
+    def _through_link(self, folder: str) -> bool:
+        """Whether a part of the way from the root to this folder is a symbolic link."""
+        parts = folder.split("/") if folder else []
+        return any(self.root.joinpath(*parts[: end + 1]).is_symlink() for end in range(len(parts)))
 
     @contextlib.contextmanager
     def _translated(self, key: str = "") -> Iterator[None]:
@@ -211,16 +241,24 @@ class LocalStore:
 
     def _translate(self, error: OSError, key: str) -> NotFound | Denied | Unavailable:
         code = error.errno or 0
-        if code in {errno.ENOENT, errno.ENOTDIR, errno.EISDIR} and key and not self._blocked():
+        if code in _NO_OBJECT and key and not self._blocked() and not self._is_gone():
             return NotFound(f"no object {key} in {self.url}")
         reason = error.strerror or str(error)
         if code in _REMEDIES:
             return Denied(f"cannot use the folder {self.root}: {reason}", _REMEDIES[code])
-        return Unavailable(f"the folder {self.root} did not answer: {reason}")
+        what = "has gone" if self._is_gone() else "did not answer"
+        return Unavailable(f"the folder {self.root} {what}: {reason}", "is its disk mounted?" * self._is_gone())
+
+    def _is_gone(self) -> bool:
+        """Whether the folder has been there, and is there no more."""
+        return self._was_there and not self.root.exists()
 
     def _blocked(self) -> bool:
-        """Whether a file stands where the folder should be."""
-        return any(path.is_file() for path in (self.root, *self.root.parents))
+        """Whether a file, or links in a circle, are where the folder should be."""
+        try:
+            return not S_ISDIR(self.root.stat().st_mode)
+        except OSError as error:
+            return error.errno in {errno.ENOTDIR, errno.ELOOP}
 
 
 def local_folder(url: str) -> Path:
@@ -251,22 +289,54 @@ def _info(key: str, stat: os.stat_result) -> ObjectInfo:
     )
 
 
-def _created(path: Path) -> BinaryIO:
-    """A new file, for writing, in a folder that is made as often as somebody removes it for being empty."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A regular file, for reading. Without waiting: a FIFO would otherwise hold whoever opens it until one writes."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        _check_regular(os.fstat(file.fileno()))
+        yield file
+
+
+def _check_regular(stat: os.stat_result) -> None:
+    if not S_ISREG(stat.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "not a regular file")
+
+
+def _listed_name(entry: os.DirEntry[str]) -> str:
+    """A folder's name with a slash, a file's as it is; empty for what is neither, links to folders included."""
+    try:
+        if entry.is_dir(follow_symlinks=False):
+            return f"{entry.name}/"
+        return entry.name if entry.is_file() else ""
+    except OSError as error:
+        if error.errno not in _LEADS_NOWHERE:
+            raise
+        return ""
+
+
+def _created(path: Path, root: Path | None) -> BinaryIO:
+    """A new file, for writing, in a folder that is made as often as somebody removes it for being empty.
+
+    Args:
+        path: The file.
+        root: A folder that must be there already; None: every parent may be made.
+    """
     for _ in range(_FOLDER_TRIES):
         with contextlib.suppress(FileNotFoundError):
-            _make_folder(path.parent)
+            _make_folder(path.parent, root)
             return path.open("xb")
-    _make_folder(path.parent)
+    _make_folder(path.parent, root)
     return path.open("xb")
 
 
-def _make_folder(folder: Path) -> None:
-    """Make a folder and its parents so that they survive a crash."""
+def _make_folder(folder: Path, root: Path | None) -> None:
+    """Make a folder and its parents, those below `root` if that is given, so that they survive a crash."""
     if folder.is_dir():
         return
+    if folder == root:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     if folder.parent != folder:
-        _make_folder(folder.parent)
+        _make_folder(folder.parent, root)
     try:
         folder.mkdir()
     except FileExistsError:

@@ -12,6 +12,10 @@ refusal or an ambiguous failure is settled by reading the object back:
 - it cannot be read: the outcome is unknown; try again, and when the budget is spent raise `Unavailable`.
   Never guess.
 
+*Answers that end early.* A connection that breaks in the middle of a body is not always noticed below. What is shorter
+than the object is no answer, and is asked for again: no reader has to wonder whether an object or its journey is
+damaged.
+
 Equal bytes can only mean "mine" because every record has a fresh write id in its body: two writers never send
 the same bytes to one name. (User metadata would not do: some stores drop it.) Unconditional writes are of
 objects named by their content, so writing one again changes nothing, and they are simply retried.
@@ -21,12 +25,13 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import tenacity
 
 from diloco_blob.core.clock import Clock
-from diloco_blob.core.errors import Conflict, NotFound, Unavailable
+from diloco_blob.core.errors import Conflict, DilocoError, NotFound, Unavailable
 from diloco_blob.core.ids import Ids
 from diloco_blob.store.base import ObjectInfo, ObjectStore
 from diloco_blob.store.metered import MeteredStore
@@ -39,6 +44,16 @@ _WAIT_MAX_S = 10.0
 _SAY_EVERY_S = 5.0
 _SLOWEST_BYTES_PER_S = 250_000
 """An upload gets as much more budget as it takes at this rate: a large one is not given up after one failure."""
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A store that does not answer."""
+
+    since: float
+    """Of the first failure, by the clock's `monotonic`."""
+    error: Unavailable
+    """The newest failure."""
 
 
 class RetryingStore:
@@ -60,14 +75,23 @@ class RetryingStore:
         self._budget_s = budget_s
         self._saying = threading.Lock()
         self._said_at = -math.inf
+        self.outage: Outage | None = None
+        """Set while attempts fail, by any thread; None as soon as one is answered, be it by a refusal."""
 
     def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """See `ObjectStore.get`."""
-        return self._retried(f"get {key}", lambda: self.meter.get(key))
+        return self._retried(f"get {key}", lambda: self._whole(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """See `ObjectStore.get_range`."""
-        return self._retried(f"get {key}", lambda: self.meter.get_range(key, start, length))
+        """See `ObjectStore.get_range`. Whoever asks beyond the end pays a HEAD: it may be the answer that ended."""
+
+        def attempt() -> bytes:
+            data = self.meter.get_range(key, start, length)
+            if len(data) < length:
+                self._check_length(key, start + len(data), self.meter.head(key).size)
+            return data
+
+        return self._retried(f"get {key}", attempt)
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore.head`."""
@@ -108,10 +132,20 @@ class RetryingStore:
         """See `ObjectStore.close`."""
         self.meter.close()
 
+    def _whole(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """An object, all of it: half a record would look like a bad one, and be called so for ever."""
+        data, info = self.meter.get(key)
+        self._check_length(key, len(data), info.size)
+        return data, info
+
+    def _check_length(self, key: str, found: int, size: int) -> None:
+        if found < size:
+            raise Unavailable(f"the answer for {key} in {self.url} was cut short: {found} of {size} bytes")
+
     def _settle(self, key: str, data: bytes, error: Conflict | Unavailable) -> ObjectInfo:
         """Decide by reading back how a create ended that was refused or whose outcome is unknown."""
         try:
-            stored, info = self.meter.get(key)
+            stored, info = self._whole(key)
         except NotFound:
             raise Unavailable(f"creating {key} in {self.url} left no object: {error}") from error
         if stored == data:
@@ -127,9 +161,32 @@ class RetryingStore:
             self._said_at = now
             return True
 
+    def _noted(self, attempt: Callable[[], _T]) -> _T:
+        """One attempt, of which `outage` takes note."""
+        try:
+            result = attempt()
+        except Unavailable as error:
+            outage = self.outage
+            self.outage = Outage(outage.since if outage else self._clock.monotonic(), error)
+            raise
+        except DilocoError:
+            self.outage = None
+            raise
+        self.outage = None
+        return result
+
     def _retried(self, what: str, attempt: Callable[[], _T], extra_s: float = 0.0) -> _T:
         """Call `attempt` until it is answered or the budget, counted from its first failure, is spent."""
+        try:
+            return self._noted(attempt)
+        except Unavailable as error:
+            failed = [error]
         deadline: float | None = None
+
+        def again() -> _T:
+            if failed:
+                raise failed.pop()
+            return self._noted(attempt)
 
         def wait(state: tenacity.RetryCallState) -> float:
             highest = min(_WAIT_MAX_S, _WAIT_FIRST_S * 2 ** min(state.attempt_number - 1, 16))
@@ -154,4 +211,4 @@ class RetryingStore:
             retry=tenacity.retry_if_exception_type(Unavailable),
             before_sleep=report,
             reraise=True,
-        )(attempt)
+        )(again)

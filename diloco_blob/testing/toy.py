@@ -15,6 +15,7 @@ from diloco_blob.aggregate.context import pass_on
 from diloco_blob.core.ids import SeededIds
 from diloco_blob.core.settings import Settings
 from diloco_blob.protocol import keys
+from diloco_blob.protocol.collecting import horizon
 from diloco_blob.protocol.creation import create_run
 from diloco_blob.protocol.heads import Head, RunInfo, find_head
 from diloco_blob.protocol.layout import fragment_layout, make_layout
@@ -194,6 +195,7 @@ class ToyRun:
         fate: dict[tuple[str, int], str] = {}
         parent = self.run.digest
         head = self.head(fragment)
+        oldest = horizon(head.version, self.settings.collect.keep_versions)
         marks: dict[str, Watermark] = {}
         for version in range(1, head.version + 1):
             close_bytes, _ = self.store.get(keys.close(fragment, version))
@@ -201,7 +203,7 @@ class ToyRun:
             close, commit = self.close(version, fragment), self.commit(version, fragment)
             _check(close.parent == commit.parent == parent, "the chain is broken")
             _check(commit.close == digest(close_bytes), "the commit follows another close")
-            for ref in (commit.weights.params, commit.outer, commit.update):
+            for ref in (commit.weights.params, commit.outer, commit.update) if version >= oldest else ():
                 data, info = self.store.get(ref.key)
                 _check((digest(data), info.size) == (ref.digest, ref.size), f"{ref.key} is not what it should be")
             merged = [(entry.island, entry.seq) for entry in commit.merged]

@@ -4,7 +4,7 @@ from diloco_blob.wire.codecs import Parts, TensorCodec, codec_for
 from diloco_blob.wire.digest import WeightsDigest, digest, verified, weights_digest
 from diloco_blob.wire.feedback import Coded, ErrorFeedback, code
 from diloco_blob.wire.payload import content_bytes, decode_payload, encode_payload, pack_payload
-from diloco_blob.wire.reasons import REASONS, reason_of
+from diloco_blob.wire.reasons import REASONS, printable, reason_of
 from diloco_blob.wire.tensorfile import read_tensor_stream, read_tensors, write_tensor_stream, write_tensors
 from diloco_blob.wire.types import FloatArray, Layout, Shape
 
@@ -25,6 +25,7 @@ __all__ = [
     "digest",
     "encode_payload",
     "pack_payload",
+    "printable",
     "read_tensor_stream",
     "read_tensors",
     "reason_of",

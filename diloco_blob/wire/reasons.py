@@ -2,8 +2,8 @@
 
 A contribution that is refused is recorded as rejected, with its reason, for ever. So the reason is a word
 from a closed list, it begins the message of every `Corrupt` that this package raises, and `reason_of` reads
-it back. Text that comes from the refused bytes themselves (a tensor's name) is shortened, since it would
-otherwise end up in somebody's record.
+it back. Text that comes from the refused bytes themselves (a tensor's name) is shortened and made printable, since
+it ends up in a record, in logs and on terminals, where a line break or an escape sequence could say something else.
 """
 
 from typing import Literal, get_args
@@ -26,7 +26,7 @@ _NAME_CHARS_MAX = 120
 
 def corrupt(reason: Reason, detail: str) -> Corrupt:
     """The error to raise for `reason`; `detail` says where and what, in a few words."""
-    return Corrupt(f"{reason}: {_shortened(detail, _DETAIL_CHARS_MAX)}")
+    return Corrupt(f"{reason}: {_shortened(printable(detail), _DETAIL_CHARS_MAX)}")
 
 
 def reason_of(error: Corrupt) -> str:
@@ -44,6 +44,13 @@ def in_tensor(name: str, error: Corrupt) -> Corrupt:
 def quoted(name: str) -> str:
     """A tensor's name as messages show it."""
     return repr(_shortened(name, _NAME_CHARS_MAX))
+
+
+def printable(text: str) -> str:
+    """The text on one line, with anything that a terminal would not just show written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _shortened(text: str, chars_max: int) -> str:

@@ -190,7 +190,7 @@ def _check_entry(table: _Table, spec: TensorSpec, position: int) -> None:
         raise corrupt("names", f"{where} is missing")
     try:
         entry = msgspec.convert(table[spec.name], _Entry)
-    except msgspec.ValidationError as error:
+    except ValueError as error:  # A ValidationError, or a name with half a surrogate pair, which JSON can spell.
         raise corrupt("format", f"{where}: {error}") from error
     if entry.dtype != spec.dtype:
         raise corrupt("dtype", f"{where} is {quoted(entry.dtype)}, expected {spec.dtype}")

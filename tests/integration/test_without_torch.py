@@ -1,4 +1,4 @@
-"""The aggregator's half in a clean virtual environment: the base install, no torch, no cloud SDK."""
+"""The aggregator's half in a clean virtual environment: the base install, no torch, no cloud SDK, no greenlet."""
 
 import subprocess
 import venv
@@ -15,7 +15,7 @@ from diloco_blob.protocol.audit import audit
 from diloco_blob.testing.fleet import Fleet
 from diloco_blob.core.settings import Codec, Policy, Settings, Sync
 
-for name in ("torch", "boto3", "google.cloud.storage"):
+for name in ("torch", "boto3", "google.cloud.storage", "greenlet"):
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError:
@@ -23,7 +23,7 @@ for name in ("torch", "boto3", "google.cloud.storage"):
     assert found is None, f"{name} is installed: this environment proves nothing"
 skipped = {"diloco_blob.island.binding", "diloco_blob.store.s3", "diloco_blob.store.s3_errors", "diloco_blob.store.gcs"}
 for module in pkgutil.walk_packages(diloco_blob.__path__, "diloco_blob."):
-    if module.name not in skipped:
+    if module.name not in skipped and not module.name.startswith("diloco_blob.sim."):
         importlib.import_module(module.name)
 fleet = Fleet(Settings(sync=Sync(sync_every=5), up=Codec(name="int4"), policy=Policy(quorum=2)), num_islands=2)
 fleet.add_all()
@@ -51,3 +51,7 @@ def test_the_aggregators_half_works_without_torch(tmp_path: Path) -> None:
     status = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert status.returncode == 1
     assert "there is no run" in status.stderr
+    command[1:] = ["simulate", "protocol", "--seeds", "1"]
+    simulated = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (simulated.returncode, simulated.stdout) == (2, "")
+    assert "pip install greenlet" in simulated.stderr

@@ -5,8 +5,8 @@ import pytest
 
 from diloco_blob.aggregate.gather import CONTRIBUTIONS_PER_CLOSE_MAX, RECEIPTS_READ_MAX, Candidate, Mail, _limited
 from diloco_blob.core.errors import Corrupt
-from diloco_blob.core.limits import CONTRIBUTIONS_PER_ISLAND_MAX, RECORD_BYTES_MAX, TOKENS_PER_STEP_MAX
-from diloco_blob.core.settings import Merge, Policy, Settings
+from diloco_blob.core.limits import CONTRIBUTIONS_PER_ISLAND_MAX, ISLAND_RECORD_BYTES_MAX, RECORD_BYTES_MAX
+from diloco_blob.core.settings import Merge, Policy, Settings, Sync
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.audit import audit
 from diloco_blob.protocol.records import Close, ObjectRef, Receipt, Skipped, Watermark, decode, encode
@@ -14,6 +14,7 @@ from diloco_blob.store.metered import MeteredStore
 from diloco_blob.testing.toy import ToyRun
 
 GRACE_S, DEADLINE_S = 10.0, 100.0
+TOKENS = Policy().tokens_per_step_max
 
 
 def toy_run(*, islands: int = 3, quorum: int = 2, merge: Merge | None = None, **policy: float) -> ToyRun:
@@ -167,7 +168,7 @@ def bad_receipts(toy: ToyRun) -> dict[str, bytes]:
         "malformed: the receipt says that it is another one ": changed(seq=2),
         "malformed: the receipt says that it is another one  ": changed(fragment=1),
         "malformed: base version 1 is ahead of the head, 0": changed(base_version=1),
-        f"malformed: {10 * TOKENS_PER_STEP_MAX + 1} tokens in 10 steps": changed(tokens=10 * TOKENS_PER_STEP_MAX + 1),
+        f"malformed: {10 * TOKENS + 1} tokens in 10 steps": changed(tokens=10 * TOKENS + 1),
         "malformed: a payload is not the island's own": changed(parts=(part,)),
         "malformed: a payload is not the island's own ": changed(parts=(huge,)),
         "malformed: a payload's name is not allowed": changed(
@@ -175,8 +176,8 @@ def bad_receipts(toy: ToyRun) -> dict[str, bytes]:
         ),
         "parts: 2 payload objects": changed(parts=(mine, mine)),
         "malformed: receipt of 0 bytes": b"",
-        f"malformed: receipt of {RECORD_BYTES_MAX + 1} bytes": b" " * (RECORD_BYTES_MAX + 1),
-        "malformed: not a receipt record: ": b"[" * 100_000,
+        f"malformed: receipt of {ISLAND_RECORD_BYTES_MAX + 1} bytes": b" " * (ISLAND_RECORD_BYTES_MAX + 1),
+        "malformed: not a receipt record: ": b"[" * ISLAND_RECORD_BYTES_MAX,
         "malformed: not a receipt record: Expected": b"[]",
         "malformed: receipt record belongs to another run ": encode(
             msgspec.structs.replace(good, run="f" * 32, island="bad", parts=(mine,))
@@ -256,6 +257,63 @@ def test_figures_of_a_receipt_cannot_make_a_commit_unreadable() -> None:
     toy.aggregate()
     assert toy.commit(1).tokens == 1 << 62
     assert toy.commit(1).tally["a"].steps == 1 << 62
+
+
+def test_an_island_that_claims_a_billion_tokens_weighs_no_more_than_one_full_interval() -> None:
+    """With the bound set to what islands really do (64 tokens a step, 10 steps) the liar gains nothing."""
+    claims = {"a": (640, 10), "b": (640, 10), "c": (10**9, 10**9)}
+
+    def weights(rule: str, tokens_per_step_max: int) -> dict[str, float]:
+        policy = Policy(islands=3, quorum=3, tokens_per_step_max=tokens_per_step_max)
+        toy = ToyRun(Settings(sync=Sync(sync_every=10), merge=Merge(weights=rule), policy=policy))  # type: ignore[arg-type]
+        for name, (tokens, steps) in claims.items():
+            toy.join(name)
+            toy.send(name, 1, tokens=tokens, steps=steps)
+        toy.aggregate()
+        close = toy.close(1)
+        assert {one.island: (one.tokens, one.steps) for one in close.chosen} == claims, "records keep what was claimed"
+        assert toy.commit(1).tokens == 10**9 + 1280
+        assert audit(toy.store).ok
+        return {one.island: one.weight for one in close.chosen}
+
+    third = pytest.approx(1 / 3)
+    assert weights("tokens", 64) == {"a": third, "b": third, "c": third}
+    assert weights("tokens", 1 << 24)["c"] == pytest.approx(1.6777216e8 / (1.6777216e8 + 1280))  # 10 · 2²⁴ tokens
+    assert weights("tokens2_per_step", 64)["c"] <= 1 / 3
+    assert weights("uniform", 1 << 24)["c"] == third
+
+
+def test_a_claim_beyond_the_limit_of_a_step_is_skipped_on_record() -> None:
+    toy = toy_run(islands=2, quorum=1, grace_s=0.0, tokens_per_step_max=64)
+    toy.send("a", 1)
+    toy.send("b", 1, tokens=10**9, steps=10)
+    toy.aggregate()
+    assert toy.close(1).skipped == (Skipped(island="b", seq=1, reason="malformed: 1000000000 tokens in 10 steps"),)
+    assert audit(toy.store).ok
+
+
+def test_several_intervals_in_one_contribution_are_cut_not_skipped() -> None:
+    """After an outage an island may send all it did meanwhile at once."""
+    policy = Policy(islands=2, quorum=2, tokens_per_step_max=64)
+    toy = ToyRun(Settings(sync=Sync(sync_every=10), policy=policy))
+    toy.send("a", 1, tokens=640, steps=10)
+    toy.send("b", 1, tokens=3 * 640, steps=30)
+    toy.aggregate()
+    assert toy.close(1).skipped == ()
+    assert [entry.weight for entry in toy.commit(1).merged] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("rule", ["tokens", "tokens2_per_step"])
+def test_many_contributions_weigh_no_more_than_one_that_claims_all(rule: str) -> None:
+    policy = Policy(islands=2, quorum=2, tokens_per_step_max=64)
+    toy = ToyRun(Settings(sync=Sync(sync_every=10), merge=Merge(weights=rule), policy=policy))  # type: ignore[arg-type]
+    toy.send("a", 1, tokens=640, steps=10)
+    for seed in range(8):
+        toy.send("b", seed, tokens=640, steps=10)
+    toy.aggregate()
+    weights = {one.island: one.weight for one in toy.close(1).chosen}
+    assert 0.35 < weights["b"] < 0.5 + 1e-9  # tokens²/steps: the steps of what was cut are rounded up, eight times
+    assert audit(toy.store).ok
 
 
 def test_a_close_never_exceeds_what_a_record_may_hold() -> None:
@@ -390,7 +448,7 @@ def test_a_receipt_is_one_head_and_one_get(monkeypatch: pytest.MonkeyPatch) -> N
     metered = MeteredStore(toy.store)
     toy.aggregate(store=metered)
     use = metered.usage()
-    # HEADs: the next commit, a's receipt and the one after it, b's, two starts. GETs: the next close, a's receipt, and
-    # whether b has left.
-    assert (use.heads, use.gets, use.puts) == (6, 3, 0)
+    # HEADs: the next commit, a's receipt and the one after it, b's, two starts, whether b has left. GETs: the next
+    # close, a's receipt.
+    assert (use.heads, use.gets, use.puts) == (7, 2, 0)
     assert toy.store.head(keys.receipt("a", 0, 1)).size < 1000

@@ -126,7 +126,7 @@ def test_what_a_close_noted_is_asked_again_only_while_the_island_is_active() -> 
         used.append((meter.usage().gets, meter.usage().heads))
         assert toy.close(version + 1).left == ("b", "c")
     (gets, heads), active = used[-1], POLICY.active_versions - 1  # They are in version 1, and silent since version 2.
-    assert used == [(gets + 2, heads + 2)] * active + [(gets, heads)] * (len(used) - active)
+    assert used == [(gets + 2, heads + 4)] * active + [(gets, heads)] * (len(used) - active)
 
 
 def test_who_came_back_and_is_not_heard_of_lowers_the_quorum_again_once_it_is_no_longer_active() -> None:

@@ -16,7 +16,9 @@ from diloco_blob.aggregate.payloads import payload_bytes_max
 from diloco_blob.core.errors import Corrupt
 from diloco_blob.core.ids import SeededIds
 from diloco_blob.core.settings import Codec, Merge, Outer, Policy, Settings, Sync
-from diloco_blob.protocol.records import ObjectRef, Skipped
+from diloco_blob.protocol import keys
+from diloco_blob.protocol.audit import audit
+from diloco_blob.protocol.records import ObjectRef, Skipped, encode
 from diloco_blob.store.local import LocalStore
 from diloco_blob.testing.toy import SHAPES, ToyRun, random_tensors
 from diloco_blob.wire import FloatArray, codec_for, decode_payload, digest, read_tensors, weights_digest, write_tensors
@@ -130,6 +132,95 @@ def test_discount_scales_the_whole_step() -> None:
     toy.aggregate()
     factor = np.float32(2**-0.5)
     the_same(toy.params(), {name: np.asarray(toy.initial[name] - deltas[name] * factor) for name in SHAPES})
+
+
+def norm_of(deltas: dict[str, FloatArray], times: float = 1.0) -> float:
+    return times * math.sqrt(sum(float(np.sum(np.square(v, dtype=np.float64))) for v in deltas.values()))
+
+
+def scaled(deltas: dict[str, FloatArray], factor: float) -> dict[str, FloatArray]:
+    return {name: np.asarray(values * np.float32(factor)) for name, values in deltas.items()}
+
+
+def test_clipping_bounds_an_island_by_the_median_norm_and_is_on_record() -> None:
+    toy = toy_run(outer=PLAIN, merge=Merge(weights="uniform", clip="median"))
+    deltas = {
+        name: scaled(random_tensors(seed), size)
+        for seed, (name, size) in enumerate(zip("abc", (1, 2, 64), strict=True))
+    }
+    for name, values in deltas.items():
+        toy.join(name)
+        toy.send(name, values)
+    toy.aggregate()
+    norms = {name: norm_of(values) for name, values in deltas.items()}
+    median = sorted(norms.values())[1]
+    factors = {name: min(1.0, median / norm) for name, norm in norms.items()}
+    clips = {entry.island: entry.clip for entry in toy.commit(1).merged}
+    assert clips == pytest.approx(factors, rel=1e-12)
+    assert sorted(clip == 1.0 for clip in clips.values()) == [False, True, True]
+    for name, values in toy.params().items():
+        mean = sum(factors[island] * deltas[island][name].astype(np.float64) for island in "abc") / 3
+        np.testing.assert_allclose(values, toy.initial[name] - mean, rtol=0, atol=1e-6)
+    assert audit(toy.store).ok
+
+
+def test_increments_of_one_island_are_clipped_by_the_norm_of_their_sum() -> None:
+    """Two that cancel are no progress; two that add up are twice as much, and both entries name the factor."""
+    toy = toy_run(outer=PLAIN, merge=Merge(weights="uniform", clip="median"))
+    deltas = random_tensors(1)
+    for name, sizes in (("a", (1, -1)), ("b", (1, 1)), ("c", (1,)), ("d", (1,))):
+        toy.join(name)
+        for size in sizes:
+            toy.send(name, scaled(deltas, size))
+    toy.aggregate()
+    assert [(entry.island, entry.seq, entry.clip) for entry in toy.commit(1).merged] == [
+        ("a", 1, 1.0), ("a", 2, 1.0), ("b", 1, 0.5), ("b", 2, 0.5), ("c", 1, 1.0), ("d", 1, 1.0),
+    ]  # fmt: skip
+    the_same(toy.params(), {name: np.asarray(toy.initial[name] - v * np.float32(0.75)) for name, v in deltas.items()})
+    assert audit(toy.store).ok
+
+
+def test_what_is_rejected_takes_no_part_in_the_median() -> None:
+    toy, without = (toy_run(outer=PLAIN, merge=Merge(weights="uniform", clip="median")) for _ in range(2))
+    for one in (toy, without):
+        one.send("a", 1)
+        one.send("c", scaled(random_tensors(2), 5.0))
+    toy.send("b", b"junk")
+    for one in (toy, without):
+        one.aggregate()
+    assert toy.commit(1).merged == without.commit(1).merged
+    assert toy.commit(1).merged[1].clip < 0.5
+    the_same(toy.params(), without.params())
+
+
+def test_without_clipping_every_factor_is_one_and_another_is_a_broken_promise() -> None:
+    toy = toy_run()
+    toy.join("a")
+    toy.join("b")
+    toy.send("a", 1)
+    toy.send("b", scaled(random_tensors(2), 50.0))
+    toy.aggregate()
+    commit = toy.commit(1)
+    assert [entry.clip for entry in commit.merged] == [1.0, 1.0]
+    merged = (commit.merged[0], msgspec.structs.replace(commit.merged[1], clip=0.5))
+    toy.store.put(keys.commit(0, 1), encode(msgspec.structs.replace(commit, merged=merged)))
+    assert [finding.promise for finding in audit(toy.store).findings] == ["weights"]
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 5])
+def test_the_trimmed_mean_of_a_round_has_equal_weights_on_record(num: int) -> None:
+    toy = toy_run(outer=PLAIN, merge=Merge(rule="trimmed_mean", trim=0.2))
+    deltas = [random_tensors(seed) for seed in range(num)]
+    for island, (name, values) in enumerate(zip("abcde"[:num], deltas, strict=True)):
+        toy.join(name)
+        toy.send(name, values, tokens=1 + 1000 * island)
+    toy.aggregate()
+    assert {entry.weight for entry in toy.commit(1).merged} == {1 / num}
+    cut = 1 if num >= 3 else 0
+    for name, values in toy.params().items():
+        kept = np.sort(np.stack([one[name] for one in deltas]).astype(np.float64), axis=0)[cut : num - cut]
+        np.testing.assert_allclose(values, toy.initial[name] - kept.mean(axis=0), rtol=0, atol=1e-6)
+    assert audit(toy.store).ok
 
 
 # ---- the files of a version
@@ -394,7 +485,8 @@ def test_memory_does_not_grow_with_the_number_of_islands(
     monkeypatch.setattr("diloco_blob.aggregate.step.MEMORY_BYTES_MAX", 1 << 16)
     peaks = {}
     for num_islands in (2, 12):
-        toy = ToyRun(Settings(policy=POLICY, up=Codec(name=codec)), shapes=shapes)
+        merge = Merge(clip="median")  # Another pass over the same streams.
+        toy = ToyRun(Settings(policy=POLICY, merge=merge, up=Codec(name=codec)), shapes=shapes)
         for island in range(num_islands):
             toy.send(f"island-{island}", island)
         folder = LocalStore(str(tmp_path / str(num_islands)), clock=toy.clock, ids=SeededIds(0))
@@ -416,7 +508,7 @@ def test_the_bytes_do_not_depend_on_how_much_is_read_at_once(monkeypatch: pytest
         monkeypatch.setattr("diloco_blob.aggregate.payloads._CHUNK_BYTES", reads)
         monkeypatch.setattr("diloco_blob.aggregate.payloads.MEMORY_BYTES_MAX", memory)
         monkeypatch.setattr("diloco_blob.aggregate.step.MEMORY_BYTES_MAX", memory)
-        toy = toy_run(down=Codec(name="int8", error_feedback=True))
+        toy = toy_run(down=Codec(name="int8", error_feedback=True), merge=Merge(clip="median"))
         for version, contributions in enumerate(rounds_of(2)):
             for island, seed, tokens, steps in contributions:
                 toy.send(island, seed, base_version=version, tokens=tokens, steps=steps)

@@ -7,10 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from diloco_blob.aggregate.replay import REPLAY_PROMISES
 from diloco_blob.core.errors import NotFound
+from diloco_blob.core.limits import ISLAND_RECORD_BYTES_MAX
 from diloco_blob.core.settings import Codec, Policy, Settings, Sync
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.audit import PROMISES, AuditReport, audit
+from diloco_blob.protocol.audit import report as audit_report
 from diloco_blob.protocol.creation import write_params
 from diloco_blob.protocol.records import (
     FORMAT,
@@ -222,11 +225,6 @@ def commit_says_it_is_another(toy: ToyRun) -> None:
     edit(toy, keys.commit(0, 4), Commit, lambda _: {"version": 5})
 
 
-@tamper("records")
-def generation_says_it_is_another(toy: ToyRun) -> None:
-    overwrite(toy, keys.generation("a", 1), toy.store.get(keys.generation("b", 1))[0])
-
-
 @tamper("chain")
 def commit_has_another_parent(toy: ToyRun) -> None:
     commit = decode(toy.store.get(keys.commit(0, 4))[0], Commit)
@@ -242,12 +240,6 @@ def commit_is_missing(toy: ToyRun) -> None:
 def commit_was_edited_later(toy: ToyRun) -> None:
     commit = decode(toy.store.get(keys.commit(0, 2))[0], Commit)
     overwrite(toy, keys.commit(0, 2), encode(msgspec.structs.replace(commit, merge_s=99.0)))
-
-
-@tamper("chain")
-def newest_commit_is_missing(toy: ToyRun) -> None:
-    """Like a round that nobody merged yet; but an island has seen the version, and went on from it."""
-    toy.store.delete(keys.commit(0, 4))
 
 
 @tamper("closes")
@@ -479,19 +471,21 @@ def tokens_are_embellished(toy: ToyRun) -> None:
     edit(toy, keys.commit(0, 4), Commit, lambda _: {"tokens": 10**9})
 
 
-@tamper("numbering")
-def a_pending_receipt_leaves_a_gap(toy: ToyRun) -> None:
-    overwrite(toy, keys.receipt("c", 0, 6), toy.store.get(keys.receipt("c", 0, 4))[0])
+@tamper("numbering", "receipts")
+def history_has_a_gap(toy: ToyRun) -> None:
+    toy.store.delete(keys.receipt("a", 0, 2))
 
 
-@tamper("numbering")
-def generations_have_a_gap(toy: ToyRun) -> None:
-    overwrite(toy, keys.generation("a", 3), toy.store.get(keys.generation("a", 1))[0])
+@tamper("numbering", "receipts")
+def history_has_a_gap_and_a_stray_number_makes_up_for_it(toy: ToyRun) -> None:
+    """As many receipts as the watermark says, but not those."""
+    overwrite(toy, keys.receipt("a", 0, 9), toy.store.get(keys.receipt("a", 0, 2))[0])
+    toy.store.delete(keys.receipt("a", 0, 2))
 
 
-@tamper("numbering")
-def an_island_has_no_generation(toy: ToyRun) -> None:
-    toy.store.delete(keys.generation("b", 1))
+@tamper("receipts")
+def receipt_is_bigger_than_one_may_be(toy: ToyRun) -> None:
+    overwrite(toy, keys.receipt("a", 0, 2), b" " * (ISLAND_RECORD_BYTES_MAX + 1))
 
 
 @pytest.mark.parametrize("name", sorted(TAMPERED))
@@ -505,8 +499,105 @@ def test_tampering_is_found_as_the_promise_that_it_breaks(toy: ToyRun, name: str
     assert all("\n" not in finding.what for finding in report.findings)
 
 
+# Each of these an island can do under its own name, and it decides nothing: the run is as promised.
+
+
+def generation_says_it_is_another(toy: ToyRun) -> str:
+    overwrite(toy, keys.generation("a", 1), toy.store.get(keys.generation("b", 1))[0])
+    return keys.generation("a", 1)
+
+
+def generation_is_huge(toy: ToyRun) -> str:
+    overwrite(toy, keys.generation("a", 2), b" " * (ISLAND_RECORD_BYTES_MAX + 1))
+    return keys.generation("a", 2)
+
+
+def generation_is_junk(toy: ToyRun) -> str:
+    overwrite(toy, keys.generation("a", 1), b"\xff{")
+    return keys.generation("a", 1)
+
+
+def generations_have_a_gap(toy: ToyRun) -> str:
+    overwrite(toy, keys.generation("a", 3), toy.store.get(keys.generation("a", 1))[0])
+    return keys.generation("a", 2)
+
+
+def an_island_has_no_generation(toy: ToyRun) -> str:
+    toy.store.delete(keys.generation("b", 1))
+    return keys.generation("b", 1)
+
+
+def a_merged_contribution_names_a_generation_that_is_not_there(toy: ToyRun) -> str:
+    replace_receipt(toy, "a", 5, generation=7)
+    return keys.receipt("a", 0, 5)
+
+
+def pending_receipts_leave_a_gap(toy: ToyRun) -> str:
+    overwrite(toy, keys.receipt("c", 0, 6), toy.store.get(keys.receipt("c", 0, 4))[0])
+    return keys.receipt("c", 0, 5)
+
+
+def pending_receipts_of_a_stranger_leave_a_gap(toy: ToyRun) -> str:
+    toy.join("evil")
+    overwrite(toy, keys.receipt("evil", 0, 9999999999), b"{}")
+    return keys.receipt("evil", 0, 1)
+
+
+def a_pending_receipt_started_from_a_version_that_is_not_there(toy: ToyRun) -> str:
+    """Or it is there no more: an honest island's word is all that is left of a newest commit that somebody deleted."""
+    toy.store.delete(keys.commit(0, 4))
+    return keys.receipt("c", 0, 4)
+
+
+def a_departure_is_huge(toy: ToyRun) -> str:
+    overwrite(toy, keys.departure("a", 0, 5), b" " * (ISLAND_RECORD_BYTES_MAX + 1))
+    return keys.departure("a", 0, 5)
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        generation_says_it_is_another,
+        generation_is_huge,
+        generation_is_junk,
+        generations_have_a_gap,
+        an_island_has_no_generation,
+        a_merged_contribution_names_a_generation_that_is_not_there,
+        pending_receipts_leave_a_gap,
+        pending_receipts_of_a_stranger_leave_a_gap,
+        a_pending_receipt_started_from_a_version_that_is_not_there,
+        a_departure_is_huge,
+    ],
+)
+def test_what_an_island_gets_wrong_under_its_own_name_is_noted_and_breaks_nothing(
+    toy: ToyRun, do: Callable[[ToyRun], str]
+) -> None:
+    where = do(toy)
+    report = audit(toy.store)
+    assert report.ok, report.findings
+    assert where in {finding.where for finding in report.findings}
+
+
+def test_what_is_bigger_than_it_may_be_is_not_read(toy: ToyRun) -> None:
+    big = b" " * (ISLAND_RECORD_BYTES_MAX + 1)
+    for key in (keys.generation("a", 2), keys.departure("a", 0, 5), keys.receipt("c", 0, 4), keys.receipt("a", 0, 2)):
+        overwrite(toy, key, big)
+    before = audit(make_toy().store).counts.bytes_read
+    assert audit(toy.store).counts.bytes_read < before
+
+
+def test_many_notes_do_not_hide_what_is_broken(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_report, "FINDINGS_MAX", 5)
+    for number in range(9):
+        overwrite(toy, f"islands/evil/stray-{number}", b"")
+    flip(toy, toy.commit(4).weights.params.key)
+    report = audit(toy.store)
+    assert not report.ok
+    assert [finding.level for finding in report.findings] == ["note"] * 5 + ["broken"]
+
+
 def test_every_promise_is_broken_by_some_test() -> None:
-    assert {promise for promise, _, _ in TAMPERED.values()} == PROMISES.keys() - {"layout"}
+    assert {promise for promise, _, _ in TAMPERED.values()} == PROMISES.keys() - {"layout", *REPLAY_PROMISES}
 
 
 def test_every_object_matters(toy: ToyRun) -> None:
@@ -545,9 +636,9 @@ def mutations(good: bytes) -> dict[str, bytes | None]:
 def nothing_depends_on(key: str, mutation: str) -> bool:
     """What is pending, skipped or rejected may be damaged: that is what the aggregator decides about on record."""
     if "/generations/" in key:
-        return mutation in {"longer", "flipped"}  # host and process id are nobody's promise
-    if key == keys.commit(0, 4):
-        return mutation in {"longer", "flipped"}  # nobody has named the newest record by its digest yet
+        return True  # an island's own matter
+    if key == keys.commit(0, 4):  # nobody has named the newest record by its digest yet; without, it is to be made
+        return mutation in {"gone", "longer", "flipped"}
     undecided = ("c/receipts/0000/0000000004", "c/payloads/0000/0000000004", "b/payloads/0000/0000000004")
     if any(name in key for name in undecided):
         return True

@@ -8,12 +8,14 @@ import pytest
 import safetensors
 from safetensors.numpy import load_file
 
+from diloco_blob.cli.export import export
 from diloco_blob.cli.main import main
 from diloco_blob.core.ids import SeededIds
-from diloco_blob.core.settings import Settings, Sync
+from diloco_blob.core.settings import Collect, Settings, Sync
 from diloco_blob.protocol.creation import create_run
 from diloco_blob.protocol.layout import make_layout
 from diloco_blob.store import open_store
+from diloco_blob.store.faulty import Fault, FaultyStore
 from diloco_blob.testing.toy import ToyRun
 
 
@@ -140,3 +142,61 @@ def test_damaged_weights_leave_no_file(toy: ToyRun, tmp_path: Path, capsys: pyte
     assert main(["export", toy.store.url, str(tmp_path)]) == 1
     assert "digest" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- collected versions
+
+
+def collecting_toy(num_fragments: int = 1) -> ToyRun:
+    """Five versions of fragment 0 and one of every other fragment; two are kept of each."""
+    settings = Settings(sync=Sync(num_fragments=num_fragments), collect=Collect(keep_versions=2))
+    toy = ToyRun(settings=settings)
+    toy.join("a")
+    for fragment in range(num_fragments):
+        for version in range(1 if fragment else 5):
+            toy.send("a", version, fragment=fragment, base_version=version)
+            toy.aggregate(drain=True, fragment=fragment)
+    return toy
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_collected_version_is_named_with_those_that_can_be_had(
+    at: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = collecting_toy()
+    assert main(["export", toy.store.url, str(tmp_path), "--at", str(at)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"diloco-blob: error: version {at} was collected (--at can be 4 to 5)\n"
+    assert list(tmp_path.iterdir()) == []
+    assert main(["export", toy.store.url, str(tmp_path), "--at", "4"]) == 0
+    np.testing.assert_array_equal(load_file(tmp_path / "model.safetensors")["scale"], toy.params(4)["scale"])
+
+
+def test_fragments_that_have_no_kept_version_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy = collecting_toy(num_fragments=2)
+    assert main(["export", toy.store.url, str(tmp_path), "--at", "1"]) == 2
+    assert "version 1 was collected (no version is kept of every fragment; " in capsys.readouterr().err
+    assert main(["export", toy.store.url, str(tmp_path)]) == 0
+
+
+def test_versions_that_are_collected_while_they_are_exported_are_left_for_newer_ones(tmp_path: Path) -> None:
+    toy = collecting_toy()
+
+    def go_on() -> None:
+        for version in (5, 6):
+            toy.send("a", version, base_version=version)
+            toy.aggregate(drain=True)
+
+    export(FaultyStore(toy.store, [Fault("get_range", "delay", key="params/", hook=go_on)]), tmp_path)
+    assert json.loads((tmp_path / "diloco.json").read_text())["versions"] == {"0": 7}
+    np.testing.assert_array_equal(load_file(tmp_path / "model.safetensors")["scale"], toy.params(7)["scale"])
+
+
+def test_weights_that_should_be_there_are_not_called_collected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = collecting_toy()
+    toy.store.delete(toy.head().weights.params.key)
+    for words in ([], ["--at", "5"]):
+        assert main(["export", toy.store.url, str(tmp_path), *words]) == 1
+        assert "weights that the run should keep are missing (diloco-blob verify says which)" in capsys.readouterr().err

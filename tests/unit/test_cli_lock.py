@@ -23,8 +23,12 @@ def test_the_second_is_refused_and_told_who_is_there(tmp_path: Path) -> None:
 
 
 def test_children_do_not_inherit_it(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "print('here', flush=True); input()"]
     with locked(tmp_path):
-        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+        child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
+    assert child.stdout is not None
+    # Its exec closes what is not to be inherited, but wakes us a little earlier: wait until it is through.
+    assert child.stdout.readline() == b"here\n"
     try:
         with locked(tmp_path):
             pass

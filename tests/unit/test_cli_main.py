@@ -14,10 +14,10 @@ from diloco_blob.cli import main as cli
 from diloco_blob.cli import status
 from diloco_blob.core.errors import Fenced, InvalidSettings
 
-COMMANDS = ("launch", "aggregate", "status", "verify", "export")
+COMMANDS = ("launch", "aggregate", "status", "verify", "export", "gc", "simulate")
 
 
-def test_there_are_five_commands() -> None:
+def test_these_are_the_commands() -> None:
     assert tuple(cli.COMMANDS) == COMMANDS
 
 

@@ -3,12 +3,15 @@
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from diloco_blob.cli.launch import BACK_S, Launch
 from diloco_blob.cli.main import main
 from diloco_blob.cli.plan import Plan, aggregator_commands, check, island_commands, new_run
+from diloco_blob.cli.processes import State
 from diloco_blob.cli.urls import absolute_url, command_line, default_workdir, folder_of
 from diloco_blob.core.errors import Denied, InvalidSettings
 from diloco_blob.core.ids import SeededIds
@@ -196,3 +199,28 @@ def test_a_run_that_nobody_named_gets_a_folder_of_its_own() -> None:
     clock = VirtualClock(start=0.0)
     assert new_run(clock, SeededIds(1)).startswith("diloco-runs/19700101-000000-")
     assert new_run(clock, SeededIds(1)) != new_run(clock, SeededIds(2))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "state", "elapsed_s", "back"),
+    [
+        ({}, None, State.RUNNING, 0.0, True),  # nobody was there before
+        ({"island-0": 1}, None, State.RUNNING, 0.0, False),
+        ({"island-0": 1}, {"island-0": 1}, State.RUNNING, 5.0, False),
+        ({"island-0": 1}, {"island-0": 2}, State.RUNNING, 5.0, True),
+        ({"island-0": 1}, {"island-0": 1}, State.DONE, 5.0, True),
+        ({"island-0": 1}, {"island-0": 1}, State.RUNNING, BACK_S, True),
+        ({"island-9": 4}, {"island-9": 4}, State.RUNNING, 0.0, True),  # another machine's; ours is new
+    ],
+)
+def test_aggregators_of_a_launch_wait_for_the_islands_that_said_they_leave(
+    earlier: dict[str, int], now: dict[str, int] | None, state: State, elapsed_s: float, back: bool
+) -> None:
+    """Else they believe it, and merge what one of them had sent alone."""
+    launch = object.__new__(Launch)
+    launch._earlier = earlier
+    launch._islands = [SimpleNamespace(state=state, command=SimpleNamespace(name="island-0"))]  # type: ignore[list-item]
+    views = [SimpleNamespace(name=name, generation=number) for name, number in (now or {}).items()]
+    found = SimpleNamespace(status=SimpleNamespace(islands=views)) if now is not None else None
+    launch._watcher = SimpleNamespace(latest=lambda: found)  # type: ignore[assignment]
+    assert launch._are_back(elapsed_s) is back

@@ -11,7 +11,9 @@ from diloco_blob.cli import status as status_command
 from diloco_blob.cli.main import main
 from diloco_blob.cli.run_status import FRESH_S, SILENT_S, look, run_status
 from diloco_blob.cli.tables import human_bytes, human_count, human_seconds, make_console, status_view
+from diloco_blob.core.limits import RECORD_BYTES_MAX
 from diloco_blob.core.settings import Policy, Settings, Sync
+from diloco_blob.island.reporter import earlier_status
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.records import FORMAT, Eval, IslandStatus, encode
 from diloco_blob.testing.toy import ToyRun
@@ -264,3 +266,18 @@ def render(status: object, width: int = 120) -> str:
     console.print(status_view(status))  # type: ignore[arg-type]
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
+
+
+def test_a_status_bigger_than_a_record_may_be_is_not_read(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    report(toy, "a")
+    report(toy, "b", message="x" * RECORD_BYTES_MAX)
+    read: list[str] = []
+    for name in ("get", "get_range"):
+        method = getattr(toy.store, name)
+        monkeypatch.setattr(toy.store, name, lambda key, *args, method=method: read.append(key) or method(key, *args))
+    found = {island.name: island.state for island in run_status(toy.store).islands}
+    assert (found["a"], found["b"]) == ("training", "unknown")
+    assert earlier_status(toy.store, "a", toy.run.digest) is not None
+    assert earlier_status(toy.store, "b", toy.run.digest) is None
+    assert keys.status("a") in read
+    assert keys.status("b") not in read

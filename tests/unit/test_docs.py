@@ -11,8 +11,10 @@ import pytest
 from msgspec import inspect
 
 from diloco_blob.aggregate import FragmentReport, aggregate
+from diloco_blob.aggregate.collect import sweep
+from diloco_blob.aggregate.context import Context
 from diloco_blob.core.ids import SeededIds
-from diloco_blob.core.settings import PRESETS, Policy, Settings, Sync, parse_settings, preset
+from diloco_blob.core.settings import PRESETS, Collect, Policy, Settings, Sync, parse_settings, preset
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.records import FORMAT, Close, Departure, encode
 from diloco_blob.store import MeteredStore
@@ -232,12 +234,49 @@ def test_a_pass_asks_for_what_the_page_says() -> None:
 
     assert asked(1) == (3, 1 + 3, 0, 1)
     toy.send("a", 1, base_version=1)
-    assert asked(1) == (3 + 1 + 2, 1 + 3 + 1, 0, 1)  # the two more: whether b and c have left
+    assert asked(1) == (3 + 1, 1 + 3 + 1 + 2, 0, 1)  # the two more: whether b and c have left
     leave(toy, "c", 1)
-    assert asked(1) == (3 + 1 + 2, 1 + 3 + 1 + 1, 0, 1)  # and the one more: whether c is back
+    assert asked(1) == (3 + 1 + 1, 1 + 3 + 1 + 2 + 1, 0, 1)  # that it has, and whether c is back
     toy.send("b", 2, base_version=1)
     toy.send("c", 3, base_version=1)
     assert asked(1) == (5 + 2 * 3, 1 + 3 + 2 * 3, 5, 1)
+
+
+@pytest.mark.parametrize("skipping", [False, True])
+def test_a_collection_asks_for_what_the_page_says(skipping: bool) -> None:
+    used = []
+    for keep_versions in (0, 1):
+        toy = ToyRun(Settings(policy=Policy(islands=2, quorum=2), collect=Collect(keep_versions=keep_versions)))
+        meter = MeteredStore(toy.store)
+        for version in range(2):
+            before = meter.usage()
+            for name in "ab":
+                toy.send(name, version, base_version=version)
+            if skipping and version == 1:
+                toy.send("a", 9, base_version=99)
+            assert toy.aggregate(store=meter, drain=True).version == version + 1
+            used.append(meter.usage().since(before))
+    asked = [
+        (with_it.gets - free.gets, with_it.heads - free.heads, with_it.puts - free.puts, with_it.lists - free.lists)
+        for free, with_it in zip(used[:2], used[2:], strict=True)
+    ]
+    assert asked == [(1, 0, 0, 0), (2, 0, 0, int(skipping))]
+    # The payload of what is skipped is one more.
+    assert [one.deletes for one in used] == [0, 0, 3 + 2 - 2, 3 + 2 + int(skipping)]
+
+
+def test_a_sweep_asks_for_what_the_page_says() -> None:
+    toy = ToyRun(Settings(policy=Policy(islands=2, quorum=2), collect=Collect(keep_versions=3)))
+    meter = MeteredStore(toy.store)
+    for version in range(5):
+        for name in "ab":
+            toy.send(name, version, base_version=version)
+        toy.aggregate(drain=True)
+    toy.store.put(keys.params(0, 4, "0" * 32), b"of a merge that lost")
+    list(sweep(Context(store=meter, run=toy.run, clock=toy.clock, ids=toy.ids)))
+    used = meter.usage()
+    # Heads 1, 3, 7, 5, 6 are asked for.
+    assert (used.gets, used.heads, used.puts, used.lists, used.deletes) == (3 + 1, 5, 0, 3 + 2, 1)
 
 
 def test_lists_are_shared_as_the_page_says() -> None:

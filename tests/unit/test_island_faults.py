@@ -78,7 +78,7 @@ def test_a_zombies_late_receipt_of_the_same_interval_is_recognised_and_not_sent_
     started = []
 
     def at(step: str) -> None:
-        if step == "send.payload" and fleet.islands[0].core.steps == 20 and not started:
+        if step == "send.payload.before_put" and fleet.islands[0].core.steps == 20 and not started:
             started.append(fleet.add("island-0"))
 
     fleet.add("island-0", at=at)

@@ -137,10 +137,20 @@ def test_what_is_history_is_forgotten(mode):
     trajectory = fresh(0.0)
     for seq in (1, 2, 3):
         take(trajectory, at(float(seq)), keep_end=True).seq = seq
-    assert trajectory.unmerged(0) == 3
+    assert trajectory.unmerged(0, 10) == 3
     trajectory.adopt(at(3.0), at(1.0), 1, 2, mode)
     assert [item.seq for item in trajectory.in_flight] == [3]
-    assert trajectory.unmerged(3) == 0
+    assert trajectory.unmerged(3, 10) == 0
+
+
+@pytest.mark.parametrize("mode", [CARRY, OVERWRITE, MIX])
+def test_nobody_waits_for_what_is_too_stale_to_be_merged(mode):
+    """It will be skipped, but only by a version that somebody else's work makes: who waits for it may wait for ever."""
+    trajectory = fresh(0.0)
+    take(trajectory, at(1.0), keep_end=True).seq = 1
+    trajectory.adopt(at(1.0), at(5.0), 3, 0, mode)
+    take(trajectory, at(2.0), keep_end=True)
+    assert [trajectory.unmerged(0, limit) for limit in (3, 2, 0)] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("mode", [CARRY, OVERWRITE, MIX])

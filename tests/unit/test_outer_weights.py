@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_blob.core.settings import Merge
-from diloco_blob.outer.weights import Work, island_weights, staleness_factor
+from diloco_blob.outer.weights import Work, bounded_work, island_weights, staleness_factor
 
 works = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 10_000), st.integers(0, 50)), min_size=1, max_size=20)
 merges = st.builds(
@@ -128,3 +128,32 @@ def test_an_island_alone_has_weight_one_however_stale_its_work_is(
     merge: Merge, items: list[tuple[int, int, int]]
 ) -> None:
     assert island_weights(merge, [[Work(*item) for item in items]])[0] == [1.0]
+
+
+def test_claims_are_cut_and_tokens_per_step_stay_what_they_are() -> None:
+    assert bounded_work(Work(100, 10, 3), 100) == Work(100, 10, 3)
+    assert bounded_work(Work(1000, 10, 3), 100) == Work(100, 1, 3)
+    assert bounded_work(Work(300, 20, 0), 100) == Work(100, 7, 0)  # 6.67 steps, rounded up
+
+
+@given(st.integers(1, 2**62), st.integers(1, 2**62), st.integers(1, 2**30), st.integers(1, 10_000))
+def test_no_claim_weighs_more_than_an_interval_of_the_largest_steps(
+    tokens: int, steps: int, tokens_per_step_max: int, sync_every: int
+) -> None:
+    """What is left of a receipt that passed (no more tokens than its steps allow), by every rule."""
+    tokens = min(tokens, steps * tokens_per_step_max)
+    limit = sync_every * tokens_per_step_max
+    cut = bounded_work(Work(tokens, steps, 0), limit)
+    assert cut.tokens == min(tokens, limit)
+    assert 1 <= cut.steps <= steps
+    assert cut.tokens <= cut.steps * tokens_per_step_max
+    assert cut.tokens**2 <= cut.steps * limit * tokens_per_step_max
+
+
+def test_under_trimmed_mean_all_islands_count_alike_and_staleness_only_discounts() -> None:
+    items = [(100, 1, 0), (1, 1, 3)]
+    for weights in ("tokens", "tokens2_per_step", "uniform"):
+        rule = Merge(rule="trimmed_mean", weights=weights, staleness="polynomial", staleness_a=0.5)
+        assert weights_of(rule, items) == ([0.5, 0.5], 1.0)
+    discounted = Merge(rule="trimmed_mean", staleness="polynomial", staleness_a=0.5, discount=True)
+    assert weights_of(discounted, items) == ([0.5, 0.5], 0.75)

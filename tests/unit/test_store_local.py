@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -223,8 +224,8 @@ def test_a_put_whose_folder_is_removed_meanwhile_makes_it_again(
     store, make = LocalStore(str(tmp_path)), local._make_folder
     calls = []
 
-    def make_and_lose(folder: Path) -> None:
-        make(folder)
+    def make_and_lose(folder: Path, root: Path | None) -> None:
+        make(folder, root)
         if folder.name == "b" and len(calls) < 3:
             calls.append(folder)
             folder.rmdir()
@@ -304,3 +305,98 @@ def test_now_of_a_folder_that_may_only_be_read_is_this_machines(
 ) -> None:
     monkeypatch.setattr(os, "fsync", refuse(errno.EROFS))
     assert LocalStore(str(tmp_path), clock=VirtualClock(start=1000.0)).now() == 1000.0
+
+
+def test_a_folder_that_was_there_and_is_gone_is_an_outage_and_not_an_empty_bucket(tmp_path: Path) -> None:
+    """A disk that is not mounted any more: whoever made the folder again would go on in another bucket."""
+    root = tmp_path / "disk" / "run"
+    store, late = LocalStore(str(root)), LocalStore(str(root))
+    with pytest.raises(NotFound):
+        store.get("run.json")  # nobody has made it yet
+    assert list(store.list("")) == []
+    store.put("run.json", b"1")
+    assert late.head("run.json").size == 1
+    moved = root.rename(tmp_path / "elsewhere")
+    for one in (store, late):
+        for action in (
+            lambda one=one: one.get("run.json"),
+            lambda one=one: one.head("islands/a/receipts/0000/0000000001.json"),
+            lambda one=one: list(one.list("islands/")),
+            lambda one=one: list(one.list_dirs("islands/")),
+            lambda one=one: one.put("islands/a/receipts/0000/0000000001.json", b"2", if_absent=True),
+            lambda one=one: one.delete("islands/a/status.json"),
+        ):
+            with pytest.raises(Unavailable, match="has gone"):
+                action()
+    assert not root.exists()
+    moved.rename(root)
+    store.put("islands/a/receipts/0000/0000000001.json", b"2", if_absent=True)
+    assert [info.key for info in late.list("")] == ["islands/a/receipts/0000/0000000001.json", "run.json"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "link to a device", "link to a FIFO"])
+def test_what_is_not_a_regular_file_is_no_object_and_holds_nobody(tmp_path: Path, kind: str) -> None:
+    store = LocalStore(str(tmp_path))
+    store.put("islands/evil/ok", b"1")
+    path = tmp_path / "islands" / "evil" / "status.json"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.relpath(path))  # short: a socket's path may have 107 bytes
+    elif kind == "link to a device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(tmp_path / ".fifo")
+        path.symlink_to(tmp_path / ".fifo")
+    key = "islands/evil/status.json"
+    for read in (store.get, store.head, lambda key: store.get_range(key, 0, 10)):
+        with pytest.raises(NotFound):
+            read(key)
+    assert [info.key for info in store.list("")] == ["islands/evil/ok"]
+
+
+def test_symbolic_links_below_the_root_stop_nobody(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to("disk")  # the root itself may be one
+    root, store = tmp_path / "run", LocalStore(str(tmp_path / "run"))
+    evil = root / "islands" / "evil"
+    store.put("islands/a/ok", b"1")
+    store.put("islands/evil/b", b"2")
+    (evil / "a").symlink_to(".")
+    (evil / "receipts").symlink_to("receipts")
+    (evil / "nowhere").symlink_to("absent")
+    (evil / "through").symlink_to("b/c")
+    (evil / "other").symlink_to("../a")
+    (evil / "z").symlink_to("b")
+    found = ["islands/a/ok", "islands/evil/b", "islands/evil/z"]
+    assert [info.key for info in store.list("")] == found
+    assert [*store.list_dirs("islands/")] == ["a", "evil"]
+    assert [*store.list_dirs("islands/evil/")] == []
+    for prefix in ("receipts/", "receipts/0000/", "a/", "other/", "nowhere/"):
+        assert [*store.list(f"islands/evil/{prefix}")] == []
+        assert [*store.list_dirs(f"islands/evil/{prefix}")] == []
+    for key in ("receipts", "receipts/0000/0000000001.json", "a", "nowhere", "through"):
+        for read in (store.get, store.head):
+            with pytest.raises(NotFound):
+                read(f"islands/evil/{key}")
+    store.delete("islands/evil/other/ok")  # another's, by another name
+    assert [info.key for info in store.list("")] == found
+
+
+def test_a_root_whose_links_go_in_a_circle_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to("run")
+    store = LocalStore(str(tmp_path / "run"))
+    for attempt in (lambda: store.get("a"), lambda: [*store.list("")], lambda: store.put("a", b"1")):
+        with pytest.raises(Denied, match=r"circle|in the way"):
+            attempt()
+
+
+def test_a_file_where_a_folder_is_expected_has_nothing_below_it(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    store.put("islands/evil/payloads", b"1")
+    for prefix in ("islands/evil/payloads/", "islands/evil/payloads/0000/", "islands/evil/payloads/0000/0"):
+        assert [*store.list(prefix)] == []
+        assert [*store.list_dirs(prefix)] == []
+    assert [info.key for info in store.list("islands/evil/payloads")] == ["islands/evil/payloads"]
+    store.delete("islands/evil/payloads/0000/x")

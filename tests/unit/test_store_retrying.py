@@ -203,3 +203,27 @@ def test_what_a_create_reports_is_what_is_in_the_store(
     except Conflict:
         outcome = b"theirs"
     assert memory.get(KEY)[0] == outcome
+
+
+@pytest.mark.parametrize("read", ["get", "get_range"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_answer_that_ends_early_is_asked_for_again(read: str, times: int) -> None:
+    store, memory = retrying(Fault(read, "truncate", times=times))  # type: ignore[arg-type]
+    memory.put(KEY, b"0123456789")
+    found = store.get(KEY)[0] if read == "get" else store.get_range(KEY, 2, 5)
+    assert found == (b"0123456789" if read == "get" else b"23456")
+
+
+@pytest.mark.parametrize(("start", "length", "expected"), [(0, 99, b"0123456789"), (7, 3, b"789"), (7, 4, b"789")])
+def test_the_end_of_an_object_is_no_early_end(start: int, length: int, expected: bytes) -> None:
+    store, memory = retrying()
+    memory.put(KEY, b"0123456789")
+    assert store.get_range(KEY, start, length) == expected
+    assert store.meter.usage().gets == 1
+
+
+def test_half_a_record_is_never_taken_for_another_writers() -> None:
+    """A create whose answer was lost is read back, and the reading is cut short."""
+    store, memory = retrying(Fault("put", "lose_answer"), Fault("get", "truncate"))
+    store.put(KEY, b"my own bytes", if_absent=True)
+    assert memory.get(KEY)[0] == b"my own bytes"

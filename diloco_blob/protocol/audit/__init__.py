@@ -3,25 +3,20 @@
 Nothing is believed: each digest is computed again, each version's weights from the version before, each tally from the
 records. Memory holds three tensors and some numbers per island and fragment, whatever the length of the history. A run
 that is going on may be audited: a LIST comes first and the walk along the commits after it, so what appears meanwhile
-is only ever ahead of the list.
+is only ever ahead of the list. Records are audited from version 1 on; objects only of the versions that are kept, and
+what is missing is judged by the newest version at that moment, as it may have been collected meanwhile.
 """
 
 from diloco_blob.core.errors import Corrupt
 from diloco_blob.protocol.audit.chain import audit_fragment
-from diloco_blob.protocol.audit.listing import (
-    Listing,
-    audit_departures,
-    audit_generations,
-    audit_numbers,
-    list_bucket,
-)
-from diloco_blob.protocol.audit.objects import audit_initial
+from diloco_blob.protocol.audit.kept import Collected, Kept
+from diloco_blob.protocol.audit.listing import audit_departures, audit_generations, list_bucket
 from diloco_blob.protocol.audit.report import PROMISES, AuditCounts, AuditReport, Finding, Ledger
 from diloco_blob.protocol.heads import RunInfo, read_run
 from diloco_blob.protocol.layout import fragment_tensors
 from diloco_blob.store.base import ObjectStore
 
-__all__ = ["PROMISES", "AuditCounts", "AuditReport", "Finding", "audit"]
+__all__ = ["PROMISES", "AuditCounts", "AuditReport", "Collected", "Finding", "Kept", "Ledger", "audit"]
 
 
 def audit(store: ObjectStore) -> AuditReport:
@@ -46,14 +41,13 @@ def audit(store: ObjectStore) -> AuditReport:
     ledger.count(objects_read=1, fragments=len(run.run.fragments))
     if not _layout_is_sound(run, ledger):
         return ledger.report()
-    listing = list_bucket(store, run, ledger)
-    audit_numbers(store, listing, ledger)
+    kept = [Kept(store, run, fragment) for fragment in range(len(run.run.fragments))]
+    listing = list_bucket(store, kept, ledger)
     audit_generations(store, run, listing, ledger)
     audit_departures(store, run, listing, ledger)
-    for fragment in range(len(run.run.fragments)):
-        sound = audit_initial(store, run, fragment, ledger)
-        audit_fragment(store, run, fragment, listing, ledger, initial_sound=sound)
-    _count_leftovers(listing, ledger)
+    for fragment, listed in enumerate(listing.fragments):
+        head = audit_fragment(store, run, fragment, listing, kept[fragment], ledger)
+        ledger.count(orphans=listed.num_orphans(head))
     return ledger.report()
 
 
@@ -72,10 +66,3 @@ def _layout_is_sound(run: RunInfo, ledger: Ledger) -> bool:
     for fault in faults:
         ledger.broken("run", "run.json", fault)
     return not faults
-
-
-def _count_leftovers(listing: Listing, ledger: Ledger) -> None:
-    """Content-named objects that no version names: losers of races and killed merges leave them; they harm nobody."""
-    num_versions = ledger.commits + len(listing.fragments)  # version 0 has params too
-    num_orphans = max(0, listing.num_params - num_versions) + max(0, listing.num_updates - ledger.commits)
-    ledger.count(orphans=num_orphans + max(0, listing.num_outers - ledger.commits))

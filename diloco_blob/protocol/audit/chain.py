@@ -5,6 +5,7 @@ newest generation seen of each island, and the steps that its last contributions
 only rise.
 """
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -15,10 +16,12 @@ import msgspec
 from diloco_blob.core.errors import Corrupt, NotFound
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.audit.intervals import Intervals
-from diloco_blob.protocol.audit.listing import Listing
-from diloco_blob.protocol.audit.objects import audit_object, audit_objects
+from diloco_blob.protocol.audit.kept import Collected, Kept
+from diloco_blob.protocol.audit.listing import Listing, audit_receipt_numbers
+from diloco_blob.protocol.audit.objects import audit_initial, audit_object, audit_objects
 from diloco_blob.protocol.audit.report import Ledger
 from diloco_blob.protocol.heads import RunInfo, exists, watermark_of
+from diloco_blob.protocol.reading import read_limited
 from diloco_blob.protocol.records import (
     COUNT_MAX,
     Chosen,
@@ -50,13 +53,14 @@ class _Walk:
     run: RunInfo
     fragment: int
     listing: Listing
+    kept: Kept
     ledger: Ledger
     version: int
     """The next one to look at."""
     parent: str
     """Digest of the commit before it."""
     weights: Weights | None
-    """Of the version before; None if they are broken."""
+    """Of the version before; None if they are collected or broken."""
     watermarks: dict[str, Watermark] | None = field(default_factory=dict)
     """After the version before; None if its close could not be read."""
     tally: Mapping[str, Tally] = field(default_factory=dict)
@@ -73,16 +77,23 @@ class _Walk:
         """Where we are, for findings that are not about one object."""
         return f"fragment {self.fragment} version {self.version}"
 
+    @property
+    def clips(self) -> bool:
+        """Whether the run clips pseudo-gradients."""
+        return self.run.run.settings.merge.clip != "none"
+
 
 def audit_fragment(
-    store: ObjectStore, run: RunInfo, fragment: int, listing: Listing, ledger: Ledger, *, initial_sound: bool
-) -> None:
-    """Walk along a fragment's history; every finding goes to `ledger`."""
+    store: ObjectStore, run: RunInfo, fragment: int, listing: Listing, kept: Kept, ledger: Ledger
+) -> int:
+    """Walk along a fragment's history; every finding goes to `ledger`. Returns the newest version."""
+    initial_sound = audit_initial(store, run, fragment, kept, ledger)
     walk = _Walk(
         store=store,
         run=run,
         fragment=fragment,
         listing=listing,
+        kept=kept,
         ledger=ledger,
         version=1,
         parent=run.digest,
@@ -91,6 +102,8 @@ def audit_fragment(
     while _step(walk):
         walk.version += 1
     _check_end(walk)
+    ledger.count(collected=min(walk.version, kept.horizon))
+    return walk.version - 1
 
 
 def _step(walk: _Walk) -> bool:
@@ -117,7 +130,7 @@ def _step(walk: _Walk) -> bool:
     if close is not None:
         _audit_disposal(walk, close, commit)
         _audit_tally(walk, close, commit)
-    sound = audit_objects(walk.store, walk.run, commit, walk.weights, walk.ledger)
+    sound = audit_objects(walk.store, walk.run, commit, walk.weights, walk.kept, walk.ledger)
     walk.parent = record_digest(data)
     walk.weights = commit.weights if sound else None
     walk.watermarks = close.watermarks if close is not None else None
@@ -141,6 +154,7 @@ def _check_end(walk: _Walk) -> None:
         _audit_close(walk, None)
     if walk.watermarks is None:
         return
+    audit_receipt_numbers(walk.store, walk.listing, walk.fragment, walk.watermarks, walk.ledger)
     for name, island in sorted(walk.listing.islands.items()):
         history = watermark_of(walk.watermarks, name).seq
         pending = max(0, island.num_receipts(walk.fragment) - history)
@@ -154,14 +168,14 @@ def _check_end(walk: _Walk) -> None:
 
 
 def _audit_pending(walk: _Walk, key: str, head: int) -> None:
-    """A contribution to come may be anything, but it shows which version its island saw: that cannot be gone."""
+    """A contribution to come may be anything. What it says that its island saw should be there, if it is honest."""
     try:
-        data, _ = walk.store.get(key)
+        data, _ = read_limited(walk.store, key)
         base_version = decode(data, Receipt, run=walk.run.digest).base_version
     except (NotFound, Corrupt):
         return  # The aggregator will skip it, or the numbers have a gap, which was found before.
     if base_version > head:
-        walk.ledger.broken("chain", key, f"started from version {base_version}, but the head is {head}")
+        walk.ledger.note("chain", key, f"says that it started from version {base_version}, but the head is {head}")
 
 
 def _audit_last_receipt(walk: _Walk, island: str, seq: int) -> None:
@@ -256,7 +270,7 @@ def _audit_receipt(walk: _Walk, item: Chosen) -> Receipt | None:
         ledger.broken("receipts", key, f"is missing, but version {walk.version} took it")
         return None
     except Corrupt as error:
-        ledger.broken("receipts", walk.place, error.message)
+        ledger.broken("receipts", walk.place, f"{item.island} {item.seq}: {error.message}")
         return None
     if record_digest(data) != item.receipt:
         ledger.broken("receipts", key, f"has digest {record_digest(data)}, the close says {item.receipt}")
@@ -274,18 +288,22 @@ def _audit_receipt(walk: _Walk, item: Chosen) -> Receipt | None:
     island = walk.listing.islands.get(item.island)
     listed = island.generations.highest if island else 0
     if receipt.generation > listed and not exists(walk.store, keys.generation(item.island, receipt.generation)):
-        ledger.broken("numbering", key, f"is of generation {receipt.generation}, which does not exist")
+        ledger.note("numbering", key, f"is of generation {receipt.generation}, which does not exist")
     return receipt
 
 
 def _check_weights(walk: _Walk, key: str, items: tuple[Chosen, ...] | tuple[Merged, ...]) -> None:
-    """An island has one weight, whatever the number of its contributions, and those of all islands sum to 1."""
+    """An island has one weight and one clipping factor, however many contributions; weights of all sum to 1."""
     weights = {item.island: item.weight for item in items}
     for item in items:
         if item.weight != weights[item.island]:
             walk.ledger.broken(
                 "weights", key, f"{item.island} has two weights, {item.weight!r} and {weights[item.island]!r}"
             )
+    clips = {item.island: item.clip for item in items if isinstance(item, Merged)}
+    for item in items:
+        if isinstance(item, Merged) and (item.clip != clips[item.island] or (item.clip < 1.0 and not walk.clips)):
+            walk.ledger.broken("weights", key, f"{item.island} is clipped by {item.clip!r}, against the run's settings")
     total = math.fsum(weights.values())
     if not abs(total - 1.0) <= WEIGHT_TOLERANCE:
         walk.ledger.broken("weights", key, f"the weights of the islands sum to {total!r}")
@@ -317,9 +335,18 @@ def _audit_disposal(walk: _Walk, close: Close, commit: Commit) -> None:
             ledger.broken(
                 "weights", key, f"{found.island} {found.seq} has weight {found.weight!r}, not its share of the close"
             )
-        for part in item.parts:
-            audit_object(walk.store, part, "payloads", ledger)
+        _audit_payload(walk, item)
     walk.intervals.add({one: receipt for one, receipt in walk.receipts.items() if merged[one]})
+
+
+def _audit_payload(walk: _Walk, item: Chosen) -> None:
+    """The bytes of a merged contribution: needed to make this version again, as long as the one before is kept."""
+    before = walk.version - 1
+    if before < walk.kept.horizon:
+        return
+    with contextlib.suppress(Collected):
+        for part in item.parts:
+            audit_object(walk.store, part, before, "payloads", walk.kept, walk.ledger)
 
 
 def _audit_tally(walk: _Walk, close: Close, commit: Commit) -> None:
@@ -360,9 +387,9 @@ def _read(walk: _Walk, key: str, kind: type[Record]) -> tuple[bytes, Record | No
 
     Raises:
         NotFound: It does not exist.
-        Corrupt: `key` is no key.
+        Corrupt: `key` is no key, or a receipt is bigger than one may be.
     """
-    data, _ = walk.store.get(key)
+    data, _ = read_limited(walk.store, key) if kind is Receipt else walk.store.get(key)
     walk.ledger.count(objects_read=1, bytes_read=len(data))
     try:
         return data, decode(data, kind, run=walk.run.digest)

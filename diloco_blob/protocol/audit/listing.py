@@ -1,23 +1,29 @@
-"""What lies in a bucket, by one LIST: the numbers of everything that is numbered, and what does not belong there."""
+"""What lies in a bucket, by one LIST: the numbers of everything that is numbered, and what does not belong there.
+
+What an island writes under its own name and what decides nothing (its generations, its departures, receipts that no
+aggregator gets to) breaks no promise, whatever it is: else anybody who may write there could call a sound run broken.
+"""
 
 import re
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diloco_blob.core.errors import Corrupt, InvalidSettings, NotFound
 from diloco_blob.core.ids import check_island_name
 from diloco_blob.core.limits import ISLANDS_MAX
 from diloco_blob.protocol import keys
+from diloco_blob.protocol.audit.kept import Kept
 from diloco_blob.protocol.audit.report import Ledger
-from diloco_blob.protocol.heads import RunInfo
-from diloco_blob.protocol.records import Departure, Generation, decode
+from diloco_blob.protocol.collecting import Kind, version_file
+from diloco_blob.protocol.heads import RunInfo, exists, watermark_of
+from diloco_blob.protocol.reading import read_limited
+from diloco_blob.protocol.records import Departure, Generation, Watermark, decode
 from diloco_blob.store.base import ObjectStore
 
 _FRAGMENT = re.compile(
     r"fragments/(?P<p>\d{4})/(?:(?P<record>closes|commits)/(?P<v>\d{10})\.json"
-    r"|(?P<data>params|outer)/\d{10}-[0-9a-f]{32}\.safetensors"
-    r"|(?P<update>updates)/\d{10}-[0-9a-f]{32}\.safetensors\.zst)"
+    r"|(?:params|outer|updates)/.+)"
 )
 _ISLAND = re.compile(
     r"islands/(?P<name>[^/]+)/(?:generations/(?P<g>\d{6})\.json"
@@ -27,6 +33,9 @@ _ISLAND = re.compile(
     r"|status\.json)"
 )
 
+
+_FIRST_VERSIONS: dict[Kind, int] = {"params": 0, "outer": 1, "updates": 1}
+"""The first version that has such an object."""
 
 DEPARTURES_READ_MAX = 64
 """Departures of one island and fragment that are looked into: the newest."""
@@ -54,8 +63,19 @@ class Numbers:
 class FragmentListing:
     """Records of one fragment."""
 
+    horizon: int
+    """The oldest version that was kept when the list was begun."""
     commits: Numbers = field(default_factory=Numbers)
     closes: Numbers = field(default_factory=Numbers)
+    num_files: Counter[Kind] = field(default_factory=Counter)
+    """Params, outer and update objects of versions from the horizon on, whoever names them."""
+    num_collectable: int = 0
+    """Those of older versions."""
+
+    def num_orphans(self, head: int) -> int:
+        """Params, outer and update objects that no version names which is kept, given the newest version."""
+        named = Counter({kind: head + 1 - max(first, self.horizon) for kind, first in _FIRST_VERSIONS.items()})
+        return self.num_collectable + (self.num_files - named).total()
 
 
 @dataclass
@@ -78,15 +98,11 @@ class Listing:
 
     fragments: list[FragmentListing]
     islands: dict[str, IslandListing] = field(default_factory=dict)
-    num_params: int = 0
-    num_outers: int = 0
-    num_updates: int = 0
-    """Content-named objects, whoever names them."""
 
 
-def list_bucket(store: ObjectStore, run: RunInfo, ledger: Ledger) -> Listing:
+def list_bucket(store: ObjectStore, kept: Sequence[Kept], ledger: Ledger) -> Listing:
     """List everything; note what has no place in the layout."""
-    listing = Listing(fragments=[FragmentListing() for _ in run.run.fragments])
+    listing = Listing(fragments=[FragmentListing(horizon=fragment.first) for fragment in kept])
     for info in store.list(""):
         if info.key != keys.RUN and not (_in_fragment(info.key, listing) or _of_island(info.key, listing)):
             ledger.note("layout", info.key, "has no place in the layout")
@@ -103,12 +119,14 @@ def _in_fragment(key: str, listing: Listing) -> bool:
         fragment.commits.add(int(match["v"]))
     elif match["record"] == "closes":
         fragment.closes.add(int(match["v"]))
-    elif match["data"] == "params":
-        listing.num_params += 1
-    elif match["data"] == "outer":
-        listing.num_outers += 1
     else:
-        listing.num_updates += 1
+        file = version_file(key)
+        if file is None:
+            return False
+        if file.version < fragment.horizon:
+            fragment.num_collectable += 1
+        else:
+            fragment.num_files[file.kind] += 1
     return True
 
 
@@ -135,41 +153,48 @@ def _of_island(key: str, listing: Listing) -> bool:
     return True
 
 
-def audit_numbers(store: ObjectStore, listing: Listing, ledger: Ledger) -> None:
-    """Receipts and generations must be numbered from 1 without a gap."""
+def audit_receipt_numbers(
+    store: ObjectStore, listing: Listing, fragment: int, watermarks: Mapping[str, Watermark], ledger: Ledger
+) -> None:
+    """Receipts must be numbered from 1 to the watermark without a gap, and should be beyond it."""
     for name, island in sorted(listing.islands.items()):
-        if not island.generations.gapless:
-            missing = _first_missing(
-                store, (keys.generation(name, g) for g in range(1, island.generations.highest + 1))
-            )
-            if missing:
-                ledger.broken("numbering", missing, f"is missing, generation {island.generations.highest} exists")
-        for p, receipts in sorted(island.receipts.items()):
-            if receipts.gapless:
-                continue
-            missing = _first_missing(store, (keys.receipt(name, p, seq) for seq in range(1, receipts.highest + 1)))
-            if missing:
-                ledger.broken("numbering", missing, f"is missing, receipt {receipts.highest} exists")
+        receipts = island.receipts.get(fragment, Numbers())
+        if receipts.gapless:
+            continue
+        numbers = range(1, receipts.highest + 1)
+        missing = _first_missing(store, (keys.receipt(name, fragment, seq) for seq in numbers))
+        if missing is None:
+            continue
+        if missing <= watermark_of(watermarks, name).seq:
+            find, what = ledger.broken, "is missing, but the watermark says that it is history"
+        else:
+            find, what = ledger.note, f"is missing, receipt {receipts.highest} exists: nobody will ever read that"
+        find("numbering", keys.receipt(name, fragment, missing), what)
 
 
 def audit_generations(store: ObjectStore, run: RunInfo, listing: Listing, ledger: Ledger) -> None:
-    """Generations must be readable, and contributions must come from one of them."""
+    """Generations should be numbered from 1 without a gap, and readable.
+
+    That an island had another start is all that is asked of them, by the island itself and when it has left.
+    """
     for name, island in sorted(listing.islands.items()):
-        if island.receipts and not island.generations.count and _first_missing(store, iter([keys.generation(name, 1)])):
-            ledger.broken("numbering", keys.generation(name, 1), "is missing, but the island has receipts")
-        for number in range(1, island.generations.highest + 1):
+        highest = island.generations.highest
+        if island.receipts and not highest and not exists(store, keys.generation(name, 1)):
+            ledger.note("numbering", keys.generation(name, 1), "is missing, but the island has receipts")
+        for number in range(1, highest + 1):
             key = keys.generation(name, number)
             try:
-                data, _ = store.get(key)
+                data, _ = read_limited(store, key)
                 ledger.count(objects_read=1, bytes_read=len(data))
                 record = decode(data, Generation, run=run.digest)
             except NotFound:
-                break  # A gap, which `audit_numbers` reports.
+                ledger.note("numbering", key, f"is missing, generation {highest} exists")
+                break
             except Corrupt as error:
-                ledger.broken("records", key, error.message)
+                ledger.note("records", key, error.message)
                 continue
             if (record.island, record.generation) != (name, number):
-                ledger.broken("records", key, f"says that it is generation {record.generation} of {record.island!r}")
+                ledger.note("records", key, f"says that it is generation {record.generation} of {record.island!r}")
 
 
 def audit_departures(store: ObjectStore, run: RunInfo, listing: Listing, ledger: Ledger) -> None:
@@ -183,7 +208,7 @@ def audit_departures(store: ObjectStore, run: RunInfo, listing: Listing, ledger:
             for seq in left:
                 key = keys.departure(name, p, seq)
                 try:
-                    data, _ = store.get(key)
+                    data, _ = read_limited(store, key)
                     ledger.count(objects_read=1, bytes_read=len(data))
                     record = decode(data, Departure, run=run.digest)
                 except NotFound:
@@ -198,11 +223,9 @@ def audit_departures(store: ObjectStore, run: RunInfo, listing: Listing, ledger:
                     ledger.note("records", key, f"is after contribution {seq}, which does not exist")
 
 
-def _first_missing(store: ObjectStore, names: Iterator[str]) -> str | None:
-    """The first of `names` that does not exist; None if all do (the run went on while we were listing)."""
-    for key in names:
-        try:
-            store.head(key)
-        except NotFound:
-            return key
+def _first_missing(store: ObjectStore, names: Iterator[str]) -> int | None:
+    """Which of `names`, counted from 1, is the first that does not exist; None if all do, by now at least."""
+    for number, key in enumerate(names, start=1):
+        if not exists(store, key):
+            return number
     return None

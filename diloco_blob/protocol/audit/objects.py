@@ -1,8 +1,14 @@
-"""Auditing bytes: objects are what the records say, and each version follows from the one before."""
+"""Auditing bytes: objects are what the records say, and each version follows from the one before.
 
+Of versions that were collected nothing is asked, and the first one that is kept is checked by its digest alone, since
+the weights before it are gone.
+"""
+
+import contextlib
 from collections.abc import Iterable, Iterator
 
 from diloco_blob.core.errors import Corrupt, NotFound
+from diloco_blob.protocol.audit.kept import Collected, Kept
 from diloco_blob.protocol.audit.report import Ledger
 from diloco_blob.protocol.heads import RunInfo
 from diloco_blob.protocol.layout import fragment_layout
@@ -26,44 +32,65 @@ Tensors = Iterator[tuple[str, FloatArray]]
 class _Broken(Exception):  # noqa: N818 - never leaves this module
     """One of several objects that are read side by side is not what it should be."""
 
-    def __init__(self, ref: ObjectRef, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, ref: ObjectRef, error: NotFound | Corrupt) -> None:
+        super().__init__(_missing_or(error))
         self.ref = ref
-        self.what = what
+        self.error = error
 
 
-def audit_initial(store: ObjectStore, run: RunInfo, fragment: int, ledger: Ledger) -> bool:
-    """Version 0 of a fragment; returns whether its weights are sound."""
-    return _audit_params(store, run.run.fragments[fragment], fragment_layout(run.run.tensors, fragment), ledger)
+def audit_initial(store: ObjectStore, run: RunInfo, fragment: int, kept: Kept, ledger: Ledger) -> bool:
+    """Version 0 of a fragment; returns whether its weights are there and sound."""
+    layout = fragment_layout(run.run.tensors, fragment)
+    try:
+        return kept.horizon == 0 and _audit_params(store, run.run.fragments[fragment], 0, layout, kept, ledger)
+    except Collected:
+        return False
 
 
-def audit_objects(store: ObjectStore, run: RunInfo, commit: Commit, previous: Weights | None, ledger: Ledger) -> bool:
+def audit_objects(
+    store: ObjectStore, run: RunInfo, commit: Commit, previous: Weights | None, kept: Kept, ledger: Ledger
+) -> bool:
     """The objects that a commit names, and that its weights follow from those before.
 
     Args:
         store: The run's store.
         run: Its `run.json`.
         commit: The version.
-        previous: Weights of the version before; None if they are known to be broken.
+        previous: Weights of the version before; None if they are collected or known to be broken.
+        kept: Which versions must be there.
         ledger: Where findings go.
 
     Returns:
-        Whether the weights of this version are sound.
+        Whether the weights of this version are there and sound.
     """
-    audit_object(store, commit.outer, "objects", ledger)
+    try:
+        return commit.version >= kept.horizon and _audit_version(store, run, commit, previous, kept, ledger)
+    except Collected:
+        return False
+
+
+def _audit_version(
+    store: ObjectStore, run: RunInfo, commit: Commit, previous: Weights | None, kept: Kept, ledger: Ledger
+) -> bool:
+    version = commit.version
+    audit_object(store, commit.outer, version, "objects", kept, ledger)
     layout = fragment_layout(run.run.tensors, commit.fragment)
     if previous is None:
-        audit_object(store, commit.update, "objects", ledger)
-        return _audit_params(store, commit.weights, layout, ledger)
+        audit_object(store, commit.update, version, "objects", kept, ledger)
+        return _audit_params(store, commit.weights, version, layout, kept, ledger)
     try:
         difference, found = _walk(store, run, commit, previous, layout, ledger)
     except _Broken as broken:
+        if broken.ref == previous.params and isinstance(broken.error, NotFound):
+            with contextlib.suppress(Collected):
+                kept.check_missing(version - 1)
+                ledger.broken("objects", broken.ref.key, _missing_or(broken.error))
+            return _audit_version(store, run, commit, None, kept, ledger)
+        _report(broken.ref, version, "objects", broken.error, kept, ledger)
         if broken.ref == commit.weights.params:
-            ledger.broken("objects", broken.ref.key, broken.what)
-            audit_object(store, commit.update, "objects", ledger)
+            audit_object(store, commit.update, version, "objects", kept, ledger)
             return False
-        ledger.broken("objects", broken.ref.key, broken.what)
-        return _audit_params(store, commit.weights, layout, ledger)
+        return _audit_params(store, commit.weights, version, layout, kept, ledger)
     if difference is not None:
         ledger.broken(
             "update",
@@ -73,24 +100,34 @@ def audit_objects(store: ObjectStore, run: RunInfo, commit: Commit, previous: We
     return _check_digest(commit.weights, found, ledger)
 
 
-def audit_object(store: ObjectStore, ref: ObjectRef, promise: str, ledger: Ledger) -> bool:
-    """That an object is there and has the bytes that a record says; returns whether."""
+def audit_object(store: ObjectStore, ref: ObjectRef, version: int, promise: str, kept: Kept, ledger: Ledger) -> None:
+    """That an object, needed as long as `version` is kept, is there and has the bytes that a record says.
+
+    Raises:
+        Collected: It is not there and need not be: the run went on meanwhile.
+    """
     try:
         for _ in _bytes(store, ref, ledger):
             pass
     except (NotFound, Corrupt) as error:
-        ledger.broken(promise, ref.key, _missing_or(error))
-        return False
-    return True
+        _report(ref, version, promise, error, kept, ledger)
 
 
-def _audit_params(store: ObjectStore, weights: Weights, layout: Layout, ledger: Ledger) -> bool:
+def _report(ref: ObjectRef, version: int, promise: str, error: NotFound | Corrupt, kept: Kept, ledger: Ledger) -> None:
+    if isinstance(error, NotFound):
+        kept.check_missing(version)
+    ledger.broken(promise, ref.key, _missing_or(error))
+
+
+def _audit_params(
+    store: ObjectStore, weights: Weights, version: int, layout: Layout, kept: Kept, ledger: Ledger
+) -> bool:
     state = WeightsDigest()
     try:
         for name, values in read_tensor_stream(_bytes(store, weights.params, ledger), layout, weights.params.size):
             state.update(name, values)
     except (NotFound, Corrupt) as error:
-        ledger.broken("objects", weights.params.key, _missing_or(error))
+        _report(weights.params, version, "objects", error, kept, ledger)
         return False
     return _check_digest(weights, state.hexdigest(), ledger)
 
@@ -123,7 +160,7 @@ def _blamed(ref: ObjectRef, tensors: Iterable[tuple[str, FloatArray]]) -> Tensor
     try:
         yield from tensors
     except (NotFound, Corrupt) as error:
-        raise _Broken(ref, _missing_or(error)) from error
+        raise _Broken(ref, error) from error
 
 
 def _bytes(store: ObjectStore, ref: ObjectRef, ledger: Ledger) -> Iterator[bytes]:

@@ -1,5 +1,6 @@
 """What an audit can find, by stable names, and what it found."""
 
+from collections import Counter
 from typing import Literal
 
 import msgspec
@@ -18,18 +19,22 @@ PROMISES = {
     "weights": "each island has one weight in a version, none negative, and they sum to 1",
     "staleness": "staleness is the version before minus the version that the contribution started from",
     "receipts": "every chosen contribution has its receipt, with the digest and the figures that the close names",
-    "payloads": "the payload of every merged contribution is there and is what its receipt says",
-    "objects": "params, outer state and update of every version are there and are what the commit says",
-    "digest": "the weights of every version have the digest in its commit",
-    "update": "every version is the version before minus its update, bit for bit",
+    "payloads": "the payload of every contribution merged since the oldest kept version is what its receipt says",
+    "objects": "params, outer state and update of every kept version are there and are what the commit says",
+    "digest": "the weights of every kept version have the digest in its commit",
+    "update": "every kept version is the kept one before minus its update, bit for bit",
     "tallies": "what commits say became of each island's contributions adds up",
-    "numbering": "receipts and generations are numbered from 1 without a gap, and generations only rise",
+    "numbering": "merged and skipped receipts are numbered from 1 without a gap, and their generations only rise",
     "layout": "nothing lies in the bucket that does not belong there",
+    "decision": "with --replay: skips, staleness, weights and discount of a close are what receipts and settings give",
+    "rejections": "with --replay: what was rejected while merging is exactly what must be, for such reasons",
+    "merge": "with --replay: clipping, weights, params, outer state and update follow bit for bit from the close",
 }
 """Stable identifiers of what is checked, and what each promises."""
 
 FINDINGS_MAX = 10_000
-"""Findings that are kept; a bucket with more is not worth a longer list."""
+"""Findings of each level that are kept; a bucket with more is not worth a longer list. However many notes there are,
+what is broken is heard of."""
 
 
 class Finding(Struct, frozen=True):
@@ -63,7 +68,10 @@ class AuditCounts(Struct, frozen=True):
     pending_closes: int = 0
     """Rounds that are closed and not yet committed."""
     orphans: int = 0
-    """Params, outer and update objects that no version names."""
+    """Params, outer and update objects that no kept version names: `diloco-blob gc` deletes them, but for those of
+    versions still to come."""
+    collected: int = 0
+    """Versions, 0 included, over all fragments, whose objects may be deleted and were not read."""
     objects_read: int = 0
     bytes_read: int = 0
 
@@ -85,6 +93,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._findings: list[Finding] = []
+        self._num_kept: Counter[str] = Counter()
         self._counts = AuditCounts()
 
     @property
@@ -111,5 +120,6 @@ class Ledger:
 
     def _add(self, finding: Finding) -> None:
         assert finding.promise in PROMISES, finding.promise  # noqa: S101 - a programmer's error
-        if len(self._findings) < FINDINGS_MAX:
+        if self._num_kept[finding.level] < FINDINGS_MAX:
+            self._num_kept[finding.level] += 1
             self._findings.append(finding)
