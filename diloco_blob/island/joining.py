@@ -7,6 +7,7 @@ knows of optimizer and random state is used if there is one, and the progress si
 joiner never seeds.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from diloco_blob.protocol import keys
 from diloco_blob.protocol.creation import create_run
 from diloco_blob.protocol.heads import Head, RunInfo, find_head, read_run
 from diloco_blob.protocol.layout import check_same_model, fragment_tensors, make_layout
+from diloco_blob.protocol.reading import read_limited
 from diloco_blob.protocol.records import Receipt, decode
 from diloco_blob.store.base import ObjectStore
 
@@ -126,20 +128,29 @@ def _last_receipt(store: ObjectStore, run: RunInfo, name: str, head: Head) -> tu
     """Number of the island's newest contribution to a fragment, and its receipt unless that was collected."""
     tally = head.tally.get(name)
     seq = tally.consumed if tally else 0
-    newest = _read_receipt(store, run, name, head.fragment, seq) if seq else None
+    newest = None
+    with contextlib.suppress(NotFound):
+        newest = _read_receipt(store, run, name, head.fragment, seq) if seq else None
     while True:
-        following = _read_receipt(store, run, name, head.fragment, seq + 1)
-        if following is None:
+        try:
+            following = _read_receipt(store, run, name, head.fragment, seq + 1)
+        except NotFound:
             return seq, newest
-        seq, newest = seq + 1, following
+        seq, newest = seq + 1, following or newest
 
 
 def _read_receipt(store: ObjectStore, run: RunInfo, name: str, fragment: int, seq: int) -> Receipt | None:
+    """A receipt of this island; None if it is none: its number is taken all the same, and every aggregator skips it.
+
+    Raises:
+        NotFound: There is none of this number.
+    """
+    key = keys.receipt(name, fragment, seq)
     try:
-        data, _ = store.get(keys.receipt(name, fragment, seq))
-    except NotFound:
+        return decode(read_limited(store, key)[0], Receipt, run=run.digest)
+    except Corrupt as error:
+        log.warning("island %s: %s is not one of its receipts: %s", name, key, error)
         return None
-    return decode(data, Receipt, run=run.digest)
 
 
 def _fits(checkpoint: Checkpoint, last: list[tuple[int, Receipt | None]]) -> bool:

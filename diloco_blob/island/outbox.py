@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from diloco_blob.core.clock import Clock
-from diloco_blob.core.errors import Conflict, Unavailable
+from diloco_blob.core.errors import Conflict, Corrupt, Unavailable
 from diloco_blob.core.ids import Ids
 from diloco_blob.island.arrays import Arrays
 from diloco_blob.island.membership import Membership
 from diloco_blob.island.steps import ignore
 from diloco_blob.island.trajectory import Contribution
 from diloco_blob.protocol import keys
+from diloco_blob.protocol.reading import read_limited
 from diloco_blob.protocol.records import FORMAT, ObjectRef, Receipt, decode, encode
 from diloco_blob.store.base import ObjectStore
 from diloco_blob.wire import ErrorFeedback, Parts, codec_for, digest, pack_payload
@@ -224,14 +225,18 @@ class Outbox:
         try:
             self.store.put(key, encode(receipt), if_absent=True)
         except Conflict:
-            other = self._yield_to_newer(key)
+            try:
+                other = self._yield_to_newer(key)
+            except Corrupt as error:  # No receipt of anybody: it will be skipped, and has the number.
+                log.warning("island %s: %s is not one of its receipts: %s", receipt.island, key, error)
+                return False
             # Or the very bytes that we resumed to send: an earlier process's receipt arrived late.
             return other.parts[0].digest == part.digest and other.step_to == receipt.step_to
         return True
 
     def _yield_to_newer(self, key: str) -> Receipt:
         """The receipt that has our number; whoever is not newer than its writer stops."""
-        data, _ = self.store.get(key)
+        data, _ = read_limited(self.store, key)
         other = decode(data, Receipt, run=self.membership.run.digest)
         if other.generation >= self.membership.generation:
             raise self.membership.fenced(other.generation)

@@ -78,7 +78,9 @@ def run_island(
                     stage.auditor.wrote_model(plan.name, trajectory.fragment, trajectory.mirror, model)
                 stage.auditor.adopted(plan.name, trajectory.fragment, trajectory.version, trajectory.mirror)
                 if stage.world.traced:
-                    stage.world.trace(process.name, f"holds version {trajectory.version} of {trajectory.fragment}")
+                    stage.world.trace(
+                        process.name, f"holds version {trajectory.version} of fragment {trajectory.fragment}"
+                    )
 
     def body() -> None:
         initial = ArrayPort(stage.seed, SHAPES).weights
@@ -88,7 +90,7 @@ def run_island(
         )
         store, driver = stage.store(process, ids), SimulatedDriver(process)
         core = start(store, port, options, clock=process, ids=ids, driver=driver, at=at)
-        stage.world.trace(process.name, f"is start {core.membership.generation}, at step {core.steps}")
+        stage.world.trace(process.name, f"is start {core.membership.generation} of {plan.name}, at step {core.steps}")
         seen: dict[int, int] = {}
         checked(core, port, seen)
         try:

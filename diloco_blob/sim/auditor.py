@@ -263,6 +263,10 @@ class Auditor:
         if close.chosen and abs(total - 1.0) > 1e-9:
             raise Violation("weights", f"the weights in {key} sum to {total}")
         self._check_time(key, close, state)
+        if self.world.traced:
+            takes = ", ".join(f"{item.island} {item.seq}" for item in close.chosen) or "nothing"
+            skips = "".join(f"; skips {lost.island} {lost.seq} ({lost.reason})" for lost in close.skipped)
+            self.world.trace("", f"  by {close.reason}: takes {takes}{skips}")
         state.close, state.close_digest = close, record_digest(data)
 
     def _check_skipped(self, key: str, state: _Fragment, fragment: int, island: str, seq: int) -> None:

@@ -115,6 +115,8 @@ class Connection:
         world, plan = self._process.world, self._plan
 
         def land() -> None:
+            if request.fate == "late":
+                world.trace(self._process.name, f"  (late, takes effect now: {what})")
             result: object
             try:
                 result = effect()
@@ -123,6 +125,11 @@ class Connection:
             answer = request.answer(result, cut)
             if answer is not _SILENCE:
                 world.after(plan.transfer_s(0, slow=False), lambda: arrive(answer))
+
+        def again() -> None:
+            world.trace(self._process.name, f"  (repeated, takes effect again: {what})")
+            with contextlib.suppress(DilocoError):
+                effect()
 
         def arrive(answer: object) -> None:
             if plan.swallows(what.partition(" ")[0], world.now):
@@ -135,7 +142,7 @@ class Connection:
         if request.arrives_s is not None:
             world.after(request.arrives_s, land)
         if request.again_s is not None:
-            world.after(request.again_s, lambda: _quietly(effect))
+            world.after(request.again_s, again)
         if request.says_s is not None:
             world.after(request.says_s, lambda: wake(Unavailable(f"{request.fate}: {what}")))
         patience_s = max(plan.timeout_s, request.patience_s)
@@ -185,11 +192,6 @@ class _Request:
 
 _SILENCE = object()
 """No answer."""
-
-
-def _quietly(effect: Callable[[], object]) -> None:
-    with contextlib.suppress(DilocoError):
-        effect()
 
 
 def _half(data: bytes) -> bytes:

@@ -89,6 +89,24 @@ def test_a_zombies_late_receipt_of_the_same_interval_is_recognised_and_not_sent_
     assert audit(fleet.bare).ok
 
 
+@pytest.mark.parametrize("meanwhile", [True, False])
+@pytest.mark.parametrize("junk", [b"junk", b"", b"0" * (1 << 20)])
+def test_junk_under_its_own_receipts_stops_no_island(junk, meanwhile, tmp_path):
+    """Whoever has its credentials may have left it there: it has a number, is skipped, and the island goes on."""
+    fleet = world(Sync(sync_every=10), tmp_path, islands=1, quorum=1)
+    fleet.add("island-0")
+    while fleet.islands[0].core.steps < 15:
+        fleet.tick(30)
+    fleet.bare.put("islands/island-0/receipts/0000/0000000002.json", junk)
+    if not meanwhile:
+        fleet.add("island-0")
+    fleet.run(30)
+    names = [info.key[-15:] for info in fleet.bare.list("islands/island-0/receipts/")]
+    assert names == [f"{seq:010d}.json" for seq in (1, 2, 3, 4)]
+    report = audit(fleet.bare)
+    assert (report.ok, report.counts.merged, report.counts.skipped) == (True, 3, 1), report.findings
+
+
 def test_a_fenced_process_leaves_the_newer_ones_checkpoint_alone(tmp_path):
     undisturbed = world(Sync(sync_every=10), tmp_path / "undisturbed")
     undisturbed.add_all()
