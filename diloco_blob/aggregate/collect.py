@@ -27,6 +27,9 @@ _LOG = logging.getLogger(__name__)
 SWEEP_EVERY = 64
 """Versions of a fragment after which its collector looks for what others left."""
 
+LISTED_MAX = 10_000
+"""Names of one island's payloads that a pass looks at; a sweep looks at all."""
+
 DELETES_MAX = CONTRIBUTIONS_PER_CLOSE_MAX
 """Objects that a pass deletes at most: an island may put any number of names under its prefix, and rounds go on."""
 
@@ -109,7 +112,7 @@ def _pushed_over(ctx: Context, fragment: int, oldest: int) -> Iterator[str]:
             if is_past(part.key, chosen.island, fragment, marks.get(chosen.island, 0)):
                 yield part.key
     for island in sorted(to_list):
-        for info in _past_payloads(ctx, island, fragment, marks.get(island, 0)):
+        for info in _past_payloads(ctx, island, fragment, marks.get(island, 0), LISTED_MAX):
             yield info.key
 
 
@@ -224,13 +227,15 @@ def sweep_probes(ctx: Context, *, dry_run: bool = False) -> Amount:
 # ---- both
 
 
-def _past_payloads(ctx: Context, island: str, fragment: int, mark: int) -> Iterator[ObjectInfo]:
-    """An island's payloads up to a watermark, whether a receipt names them or not.
+def _past_payloads(
+    ctx: Context, island: str, fragment: int, mark: int, looked_at_max: int | None = None
+) -> Iterator[ObjectInfo]:
+    """An island's payloads up to a watermark, whether a receipt names them or not, among so many names.
 
     A receipt's payload has the receipt's number, and every number up to a watermark has its receipt: so none of these
     can still come to be named.
     """
-    for info in ctx.store.list(keys.payloads(island, fragment)):
+    for info in itertools.islice(ctx.store.list(keys.payloads(island, fragment)), looked_at_max):
         if is_past(info.key, island, fragment, mark):
             yield info
 

@@ -21,6 +21,7 @@ the same bytes to one name. (User metadata would not do: some stores drop it.) U
 objects named by their content, so writing one again changes nothing, and they are simply retried.
 """
 
+import itertools
 import logging
 import math
 import threading
@@ -42,6 +43,7 @@ _T = TypeVar("_T")
 _WAIT_FIRST_S = 0.5
 _WAIT_MAX_S = 10.0
 _SAY_EVERY_S = 5.0
+_LISTED_AT_ONCE = 100_000
 _SLOWEST_BYTES_PER_S = 250_000
 """An upload gets as much more budget as it takes at this rate: a large one is not given up after one failure."""
 
@@ -113,12 +115,12 @@ class RetryingStore:
         return self._retried(f"put {key}", attempt, extra_s=len(data) / _SLOWEST_BYTES_PER_S)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list`. Tried again whole: nothing is yielded before all pages are there."""
-        yield from self._retried(f"list {prefix}", lambda: [*self.meter.list(prefix, start_after=start_after)])
+        """See `ObjectStore.list`. Tried again whole: nothing is yielded before all pages are there, up to a limit."""
+        yield from self._listed(prefix, lambda: self.meter.list(prefix, start_after=start_after))
 
     def list_dirs(self, prefix: str) -> Iterator[str]:
-        """See `ObjectStore.list_dirs`. Tried again whole."""
-        yield from self._retried(f"list {prefix}", lambda: [*self.meter.list_dirs(prefix)])
+        """See `ObjectStore.list_dirs`. Tried again whole, up to a limit."""
+        yield from self._listed(prefix, lambda: self.meter.list_dirs(prefix))
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""
@@ -131,6 +133,21 @@ class RetryingStore:
     def close(self) -> None:
         """See `ObjectStore.close`."""
         self.meter.close()
+
+    def _listed(self, prefix: str, listing: Callable[[], Iterator[_T]]) -> Iterator[_T]:
+        """The first names of a listing at once, with retries; what is beyond them as it comes, without.
+
+        Others may have put any number of names there: who needs only some must not have to hold them all.
+        """
+
+        def attempt() -> tuple[list[_T], Iterator[_T]]:
+            rest = listing()
+            return [*itertools.islice(rest, _LISTED_AT_ONCE)], rest
+
+        first, rest = self._retried(f"list {prefix}", attempt)
+        yield from first
+        if len(first) == _LISTED_AT_ONCE:
+            yield from rest
 
     def _whole(self, key: str) -> tuple[bytes, ObjectInfo]:
         """An object, all of it: half a record would look like a bad one, and be called so for ever."""

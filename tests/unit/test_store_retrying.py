@@ -227,3 +227,20 @@ def test_half_a_record_is_never_taken_for_another_writers() -> None:
     store, memory = retrying(Fault("put", "lose_answer"), Fault("get", "truncate"))
     store.put(KEY, b"my own bytes", if_absent=True)
     assert memory.get(KEY)[0] == b"my own bytes"
+
+
+def test_who_needs_only_some_names_does_not_hold_them_all() -> None:
+    """Whoever may write names can write millions of them."""
+    given = itertools.count()
+
+    class Endless(MemoryStore):
+        """A double: its listing has no end."""
+
+        def list_dirs(self, prefix: str):  # type: ignore[no-untyped-def]
+            assert prefix == "islands/"
+            return (f"island-{number}" for number in given)
+
+    store = RetryingStore(Endless(f"memory://{uuid.uuid4().hex}"), VirtualClock(), SeededIds(0))
+    names = list(itertools.islice(store.list_dirs("islands/"), 150_000))
+    assert names == [f"island-{number}" for number in range(150_000)]
+    assert next(given) <= 150_002
