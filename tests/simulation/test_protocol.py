@@ -15,7 +15,7 @@ from diloco_blob.store.base import ObjectInfo
 from diloco_blob.store.memory import MemoryStore, forget
 from diloco_blob.store.probe import probe
 
-BLOCK, BLOCKS = 50, 40
+BLOCK, BLOCKS = 50, 60
 
 
 @pytest.mark.timeout(600)
