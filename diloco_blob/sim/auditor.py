@@ -19,6 +19,7 @@ from diloco_blob.sim.world import Process, Violation, World
 from diloco_blob.store.base import ObjectInfo
 from diloco_blob.store.memory import MemoryStore
 from diloco_blob.wire import codec_for, decode_payload, digest, read_tensors, weights_digest
+from diloco_blob.wire.types import AnyArray
 
 _FRAGMENT = re.compile(r"fragments/(\d{4})/([a-z]+)/(\d{10})(?:-([0-9a-f]{32}))?\.")
 _ISLAND = re.compile(r"islands/([^/]+)/([a-z]+)/(?:(\d{4})/)?(\d{6,10})(?:-\d+-([0-9a-f]{32}))?\.")
@@ -91,18 +92,18 @@ class Auditor:
 
     # ---- what islands say -----------------------------------------------------------------------------------------
 
-    def adopted(self, island: str, fragment: int, version: int, weights: Mapping[str, object]) -> None:
+    def adopted(self, island: str, fragment: int, version: int, weights: Mapping[str, AnyArray]) -> None:
         """An island holds these weights as those of a version."""
         state = self.fragments[fragment]
-        found = weights_digest(weights)  # type: ignore[arg-type]
+        found = weights_digest(weights)
         if version > state.version or found != state.weights[version]:
             raise Violation("weights", f"{island} holds other weights than those of version {version}")
 
     def wrote_model(
-        self, island: str, fragment: int, mirror: Mapping[str, object], model: Mapping[str, object]
+        self, island: str, fragment: int, mirror: Mapping[str, AnyArray], model: Mapping[str, AnyArray]
     ) -> None:
         """An island's model holds these weights right after it took a version whole."""
-        if weights_digest(mirror) != weights_digest(model):  # type: ignore[arg-type]
+        if weights_digest(mirror) != weights_digest(model):
             raise Violation("weights", f"the model of {island} is not the version of fragment {fragment} that it took")
 
     def fenced(self, island: str, generation: int) -> None:

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -135,7 +136,7 @@ class _History:
         self._trace_schedule()
         for plan in self.islands:
             late = self.dice.uniform(0.0, schedule.chaos_s) if self.dice.chance(0.3) else self.dice.uniform(0.0, 3.0)
-            world.after(late, lambda plan=plan: self._start_island(plan))  # type: ignore[misc]
+            world.after(late, partial(self._start_island, plan))
         for number in range(schedule.num_watchers):
             self._start_watcher(f"watcher-{number}")
         if schedule.functions:

@@ -1,6 +1,7 @@
 """The island's pumps as threads of a simulated process: the same behaviour as `ThreadedDriver`, in virtual time."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from diloco_blob.island.pumps import Pump
 from diloco_blob.sim.world import Process
@@ -28,7 +29,7 @@ class SimulatedDriver:
         """See `Driver.start`."""
         for pump in pumps:
             self._running += 1
-            self._process.spawn(lambda pump=pump: self._run(pump))  # type: ignore[misc]
+            self._process.spawn(partial(self._run, pump))
 
     def wake(self) -> None:
         """See `Driver.wake`."""
