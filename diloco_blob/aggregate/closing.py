@@ -291,6 +291,7 @@ def _chosen(entry: Candidate, weight: float) -> Chosen:
         tokens=receipt.tokens,
         receipt=entry.digest,
         parts=receipt.parts,
+        train_s=receipt.train_s,
     )
 
 

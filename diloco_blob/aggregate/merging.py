@@ -7,16 +7,19 @@ commit that names them is created: at any moment the bucket holds a whole versio
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec import Struct
 
+from diloco_blob.aggregate.ahead import Ahead
 from diloco_blob.aggregate.closing import ClosedRound
 from diloco_blob.aggregate.context import Context
-from diloco_blob.aggregate.payloads import Fetched, Payloads, Spool
+from diloco_blob.aggregate.files import VersionFile
+from diloco_blob.aggregate.payloads import Fetched, Payloads, Spool, Tensors
 from diloco_blob.aggregate.step import NewVersion, Share, Stepper
 from diloco_blob.aggregate.tally import capped_sum, updated_tally
 from diloco_blob.core.errors import Conflict, Corrupt, NotFound
@@ -26,7 +29,6 @@ from diloco_blob.protocol.heads import Head, read_head
 from diloco_blob.protocol.layout import fragment_tensors
 from diloco_blob.protocol.records import FORMAT, Chosen, Commit, Merged, ObjectRef, Skipped, Weights, encode
 from diloco_blob.store.base import ObjectStore
-from diloco_blob.wire import FloatArray, digest
 
 
 class Outcome(Struct, frozen=True):
@@ -106,11 +108,13 @@ def compute(
         Corrupt: They are damaged, or the result is not finite.
     """
     payloads = Payloads(ctx, head.fragment, files.enter_context(Spool()))
-    fetched, rejected = _fetch(payloads, chosen)
+    sizes = [math.prod(spec.shape) for spec in fragment_tensors(ctx.run.run.tensors, head.fragment)]
+    ahead = files.enter_context(Ahead(sum(sizes), max(sizes, default=0)))
+    fetched, rejected = _fetch(payloads, chosen, ahead)
     ctx.at("merge.fetched")
-    merged = _merged(fetched, _clips(ctx, payloads, head.fragment, fetched))
+    merged = _merged(fetched, _clips(ctx, payloads, len(sizes), fetched, ahead))
     shares = _shares(payloads, merged, fetched)
-    version = Stepper(heads or ctx.store, ctx.run.run, head).compute(shares, discount, files)
+    version = Stepper(heads or ctx.store, ctx.run.run, head, ahead).compute(shares, discount, files)
     return Computed(tuple(merged), tuple(rejected), tuple(fetched), version)
 
 
@@ -152,11 +156,11 @@ def make_commit(
     )
 
 
-def _fetch(payloads: Payloads, chosen: Sequence[Chosen]) -> tuple[list[Fetched], list[Skipped]]:
+def _fetch(payloads: Payloads, chosen: Sequence[Chosen], ahead: Ahead) -> tuple[list[Fetched], list[Skipped]]:
     fetched: list[Fetched] = []
     rejected: list[Skipped] = []
-    for entry in chosen:
-        found = payloads.fetch(entry)
+    # Fetched by this thread, one after the other, as the tasks are asked for; looked at by others meanwhile.
+    for found in ahead.results(partial(payloads.check, payloads.fetch(entry)) for entry in chosen):
         if isinstance(found, Skipped):
             rejected.append(found)
         else:
@@ -164,13 +168,15 @@ def _fetch(payloads: Payloads, chosen: Sequence[Chosen]) -> tuple[list[Fetched],
     return fetched, rejected
 
 
-def _clips(ctx: Context, payloads: Payloads, fragment: int, fetched: Sequence[Fetched]) -> dict[str, float]:
+def _clips(
+    ctx: Context, payloads: Payloads, num_tensors: int, fetched: Sequence[Fetched], ahead: Ahead
+) -> dict[str, float]:
     """The clipping factors of the islands that are left. Costs one more pass over the decoded contributions."""
     islands = {one.chosen.island: 1.0 for one in fetched}
     if ctx.run.run.settings.merge.clip == "none":
         return islands
-    num_tensors = len(fragment_tensors(ctx.run.run.tensors, fragment))
-    norms = [share.norm(num_tensors) for share in _shares(payloads, _merged(fetched, islands), fetched)]
+    shares = _shares(payloads, _merged(fetched, islands), fetched)
+    norms = list(ahead.results(partial(share.norm, num_tensors) for share in shares))
     return dict(zip(islands, clip_factors(norms), strict=True))
 
 
@@ -186,6 +192,8 @@ def _merged(fetched: Sequence[Fetched], clips: Mapping[str, float]) -> list[Merg
             weight=one.chosen.weight / total if total > 0.0 else 1.0 / len(weights),
             tokens=one.chosen.tokens,
             clip=clips[one.chosen.island],
+            steps=one.chosen.steps,
+            train_s=one.chosen.train_s,
         )
         for one in fetched
     ]
@@ -194,25 +202,25 @@ def _merged(fetched: Sequence[Fetched], clips: Mapping[str, float]) -> list[Merg
 def _shares(payloads: Payloads, merged: Sequence[Merged], fetched: Sequence[Fetched]) -> list[Share]:
     """One share for each island, in the order of the close."""
     entries = {entry.island: entry for entry in merged}
-    streams: dict[str, list[Iterator[tuple[str, FloatArray]]]] = {}
+    streams: dict[str, list[Tensors]] = {}
     for one in fetched:
         streams.setdefault(one.chosen.island, []).append(payloads.decode(one))
     return [Share(entries[island].weight, tuple(found), entries[island].clip) for island, found in streams.items()]
 
 
 def write_files(ctx: Context, head: Head, new: NewVersion) -> Refs:
-    """Write the version's files, which nothing names yet. One of them is in memory at a time."""
+    """Write the version's files, which nothing names yet."""
     fragment, version = head.fragment, head.version + 1
 
-    def put(key_of: Callable[[int, int, str], str], data: bytes, step: str) -> ObjectRef:
-        name = digest(data)
-        ref = ObjectRef(key=key_of(fragment, version, name), digest=name, size=len(data))
-        ctx.store.put(ref.key, data)
+    def put(key_of: Callable[[int, int, str], str], file: VersionFile, step: str) -> ObjectRef:
+        name = file.digest
+        ref = ObjectRef(key=key_of(fragment, version, name), digest=name, size=file.size)
+        ctx.store.put(ref.key, file.body())
         ctx.at(step)
         return ref
 
-    params = put(keys.params, new.params.contents(), "params.after_put")
-    outer = put(keys.outer, new.outer.contents(), "outer.after_put")
+    params = put(keys.params, new.params, "params.after_put")
+    outer = put(keys.outer, new.outer, "outer.after_put")
     update = put(keys.update, new.update, "update.after_put")
     return Refs(Weights(params=params, digest=new.weights_digest), outer, update)
 

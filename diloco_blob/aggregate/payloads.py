@@ -5,17 +5,20 @@ and the others are merged without it. That must be a property of the bytes, so t
 same: a store that does not answer rejects nobody, it fails the pass.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 
 from diloco_blob.aggregate.context import Context
+from diloco_blob.aggregate.files import MEMORY_BYTES_MAX
 from diloco_blob.aggregate.gather import skip
 from diloco_blob.core.errors import Corrupt, NotFound
+from diloco_blob.core.limits import PSEUDO_GRADIENT_ABS_MAX
 from diloco_blob.core.settings import Codec
 from diloco_blob.protocol.layout import fragment_layout
 from diloco_blob.protocol.records import Chosen, ObjectRef, Skipped
@@ -25,11 +28,8 @@ from diloco_blob.wire import FloatArray, Layout, codec_for, content_bytes, decod
 READ_BYTES = 16 << 20
 """Of one ranged read."""
 
-MEMORY_BYTES_MAX = 64 << 20
-"""Of payloads kept in memory; beyond, they lie in a temporary file."""
-
-PSEUDO_GRADIENT_ABS_MAX = 1e9
-"""A value beyond is no training progress, and would take the arithmetic that follows out of fp32."""
+Tensors: TypeAlias = Iterator[tuple[str, FloatArray]]
+"""A file's tensors by name, in layout order, one at a time."""
 
 _CHUNK_BYTES = 128 << 10  # Of the spool: each contribution's stream holds one.
 _HEADER_SLACK_BYTES = 4096
@@ -65,6 +65,8 @@ class Spool:
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(max_size=MEMORY_BYTES_MAX)  # noqa: SIM115 - closed by __exit__
         self._end = 0
+        self._lock = threading.Lock()
+        """Around a position and what is read or written there."""
 
     def __enter__(self) -> Self:
         return self
@@ -76,19 +78,22 @@ class Spool:
 
     def keep(self, chunks: Iterator[bytes]) -> tuple[int, int]:
         """Append; give where it starts and how long it is. What an exception cuts short is overwritten."""
-        start = self._end
-        self._file.seek(start)
+        start = end = self._end
         for chunk in chunks:
-            self._file.write(chunk)
-        self._end = self._file.tell()
-        return start, self._end - start
+            with self._lock:
+                self._file.seek(end)
+                self._file.write(chunk)
+            end += len(chunk)
+        self._end = end
+        return start, end - start
 
     def read(self, start: int, size: int) -> Iterator[bytes]:
-        """What was kept, in pieces; several readers may take turns."""
+        """What was kept, in pieces; several threads may read at once, and one may write."""
         position, end = start, start + size
         while position < end:
-            self._file.seek(position)
-            piece = self._file.read(min(_CHUNK_BYTES, end - position))
+            with self._lock:
+                self._file.seek(position)
+                piece = self._file.read(min(_CHUNK_BYTES, end - position))
             if not piece:
                 return  # The decoder says what is missing.
             position += len(piece)
@@ -112,20 +117,29 @@ class Payloads:
         self._bytes_max = payload_bytes_max(self._layout, ctx.run.run.settings.up)
 
     def fetch(self, chosen: Chosen) -> Fetched | Skipped:
-        """Fetch and check one contribution, or say why it is rejected.
+        """Fetch one contribution, or say why it is rejected; `check` must follow.
 
         Raises:
             Unavailable, Denied: The store did not answer; that is no fault of the contribution.
         """
         try:
-            fetched = self._kept(chosen)
-            for name, values in self.decode(fetched):
-                _check_magnitude(name, values)
+            return self._kept(chosen)
         except NotFound:
             return skip(chosen.island, chosen.seq, "payload missing")
         except Corrupt as error:
             return skip(chosen.island, chosen.seq, error.message)
-        return fetched
+
+    def check(self, found: Fetched | Skipped) -> Fetched | Skipped:
+        """Look at every value of what was fetched, or say why it is rejected. May run in any thread."""
+        if isinstance(found, Skipped):
+            return found
+        try:
+            for tensor in self.decode(found):
+                _check_magnitude(*tensor)
+                del tensor  # else it would lie beside the next one
+        except Corrupt as error:
+            return skip(found.chosen.island, found.chosen.seq, error.message)
+        return found
 
     def _kept(self, chosen: Chosen) -> Fetched:
         try:
@@ -146,7 +160,7 @@ class Payloads:
             raise Corrupt(f"size: the payload has {found} bytes, the receipt says {part.size}")
         return read_chunks(self._store, part)
 
-    def decode(self, fetched: Fetched) -> Iterator[tuple[str, FloatArray]]:
+    def decode(self, fetched: Fetched) -> Tensors:
         """Its tensors, in layout order, one at a time."""
         return decode_payload(self._spool.read(fetched.start, fetched.size), self._layout, self._codec)
 
@@ -158,6 +172,6 @@ def payload_bytes_max(layout: Layout, codec: Codec) -> int:
 
 
 def _check_magnitude(name: str, values: FloatArray) -> None:
-    largest = float(np.max(np.abs(values), initial=0.0))
+    largest = max(float(np.max(values, initial=0.0)), -float(np.min(values, initial=0.0)))
     if largest > PSEUDO_GRADIENT_ABS_MAX:
         raise Corrupt(f"huge: tensor {name[:80]!r} has a value of {largest:.3g}")

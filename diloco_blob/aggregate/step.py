@@ -7,20 +7,21 @@ decode is what is subtracted here, so that they and we agree to the bit:
     params_new = params − decoded
 """
 
+import itertools
 import math
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from tempfile import SpooledTemporaryFile
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from diloco_blob.aggregate.payloads import MEMORY_BYTES_MAX, read_chunks
+from diloco_blob.aggregate.ahead import Ahead
+from diloco_blob.aggregate.files import TensorFile, VersionFile, written
+from diloco_blob.aggregate.payloads import Tensors, read_chunks
 from diloco_blob.core.errors import Corrupt
 from diloco_blob.core.settings import Settings
-from diloco_blob.outer import merge_tensor, outer_step, square_sum
+from diloco_blob.outer import merge_tensor, outer_step, square_sum, state_kinds
 from diloco_blob.protocol.heads import Head
 from diloco_blob.protocol.layout import fragment_layout, fragment_tensors
 from diloco_blob.protocol.records import ObjectRef, Run, TensorSpec
@@ -32,9 +33,8 @@ from diloco_blob.wire import (
     WeightsDigest,
     code,
     codec_for,
-    pack_payload,
+    pack_stream,
     read_tensor_stream,
-    write_tensor_stream,
 )
 
 
@@ -42,7 +42,7 @@ class Share(NamedTuple):
     """An island's part in a merge: increments of one trajectory, which are summed before they are weighted."""
 
     weight: float
-    increments: tuple[Iterator[tuple[str, FloatArray]], ...]
+    increments: tuple[Tensors, ...]
     """The pseudo-gradients of each of its contributions, in layout order."""
     clip: float = 1.0
     """Factor on their sum."""
@@ -68,62 +68,29 @@ class Share(NamedTuple):
 class NewVersion:
     """The files of a version, not yet written to the store."""
 
-    params: "TensorFile"
-    outer: "TensorFile"
-    update: bytes
+    params: VersionFile
+    outer: VersionFile
+    update: VersionFile
     weights_digest: str
     step_norm: float
     """L2 norm of what is subtracted."""
 
 
-class OuterState(NamedTuple):
-    """What the outer optimizer and the downlink remember of one tensor; None: nothing."""
+OuterState: TypeAlias = Mapping[str, FloatArray]
+"""What the outer optimizer and the downlink remember of one tensor: kind → array; empty at version 0."""
 
-    momentum: FloatArray | None
-    residual: FloatArray | None
+RESIDUAL = "residual"
+"""What the downlink's coding still owes; the other kinds are the optimizer's (`outer.state_kinds`)."""
+
+
+def kept_kinds(settings: Settings) -> tuple[str, ...]:
+    """What is remembered of each tensor, in the order in which the outer state file holds it."""
+    return (*state_kinds(settings.outer), *((RESIDUAL,) if settings.down.error_feedback else ()))
 
 
 def outer_layout(specs: Sequence[TensorSpec], settings: Settings) -> Layout:
-    """What the outer state file of a fragment holds, in order; nothing if neither momentum nor residual is kept."""
-    kinds = [
-        *(["momentum"] if settings.outer.momentum > 0.0 else []),
-        *(["residual"] if settings.down.error_feedback else []),
-    ]
-    return [(f"{kind}.{spec.name}", spec.shape) for spec in specs for kind in kinds]
-
-
-class TensorFile:
-    """A safetensors file of fp32 tensors, written as they come, that lies in memory only while it is small."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._queue: deque[tuple[str, FloatArray]] = deque()
-        self._pieces = write_tensor_stream(layout, self._queued())
-        self._file = SpooledTemporaryFile(max_size=MEMORY_BYTES_MAX)  # noqa: SIM115 - closed by close()
-        self._file.write(next(self._pieces))  # The header.
-
-    def _queued(self) -> Iterator[tuple[str, FloatArray]]:
-        while self._queue:
-            yield self._queue.popleft()
-
-    def add(self, name: str, values: FloatArray) -> None:
-        """Write the next tensor of the layout.
-
-        Raises:
-            Corrupt: A value is not finite.
-        """
-        self._queue.append((name, values))
-        self._file.write(next(self._pieces))
-
-    def contents(self) -> bytes:
-        """The whole file; every tensor of the layout must have been added."""
-        if next(self._pieces, None) is not None:
-            raise AssertionError("tensors are missing")
-        self._file.seek(0)
-        return self._file.read()
-
-    def close(self) -> None:
-        """Give the memory or the disk back."""
-        self._file.close()
+    """What the outer state file of a fragment holds, in order; nothing if nothing is remembered."""
+    return [(f"{kind}.{spec.name}", spec.shape) for spec in specs for kind in kept_kinds(settings)]
 
 
 class Stepper:
@@ -133,14 +100,17 @@ class Stepper:
         store: Where the head's weights and outer state are read, in pieces.
         run: `run.json`.
         head: The version that is advanced.
+        ahead: Decodes contributions.
     """
 
-    def __init__(self, store: ObjectStore, run: Run, head: Head) -> None:
+    def __init__(self, store: ObjectStore, run: Run, head: Head, ahead: Ahead) -> None:
         self._store = store
         self._settings = run.settings
         self._head = head
+        self._ahead = ahead
         self._specs = fragment_tensors(run.tensors, head.fragment)
         self._layout = fragment_layout(run.tensors, head.fragment)
+        self._kinds = kept_kinds(run.settings)
         self._outer_layout = outer_layout(self._specs, run.settings)
         self._down = codec_for(run.settings.down)
 
@@ -156,32 +126,35 @@ class Stepper:
             NotFound: The head's weights or outer state are gone.
             Corrupt: They are damaged, or the result is not finite.
         """
-        params, outer = TensorFile(self._layout), TensorFile(self._outer_layout)
-        files.callback(params.close)
-        files.callback(outer.close)
+        params, outer, update = TensorFile(self._layout), TensorFile(self._outer_layout), VersionFile()
+        for file in (params, outer, update):
+            files.callback(file.close)
         weights, squares = WeightsDigest(), [0.0]
 
         def coded() -> Iterator[tuple[str, Parts]]:
             old_params = self._read_params()
             old_outer = self._read_outer()
+            tasks = (share.next_tensor for _ in self._specs for share in shares)
+            progress = self._ahead.results(tasks, depth=len(shares))  # one at a time of each share
             for spec in self._specs:
                 _, values = next(old_params)
-                parts, sent, state = self._step(spec, shares, discount, next(old_outer))
+                parts, sent, state = self._step(spec, shares, progress, discount, next(old_outer))
                 squares[0] += square_sum(sent)
                 with np.errstate(over="ignore"):  # An infinity is refused by the file.
                     values = np.subtract(values, sent, out=values)
                 weights.update(spec.name, values)
                 params.add(spec.name, values)
-                for kind, kept in zip(OuterState._fields, state, strict=True):
-                    if kept is not None:
-                        outer.add(f"{kind}.{spec.name}", kept)
+                for kind in self._kinds:
+                    outer.add(f"{kind}.{spec.name}", state[kind])
                 yield spec.name, parts
 
         try:
-            update = pack_payload(coded(), self._layout, self._down)
+            written(pack_stream(coded(), self._layout, self._down), update)
         except Corrupt as error:
             where = f"version {self._head.version + 1} of fragment {self._head.fragment}"
             raise Corrupt(f"{where} cannot be made: {error.message}", error.hint) from error
+        params.check_whole()
+        outer.check_whole()
         return NewVersion(
             params=params,
             outer=outer,
@@ -191,57 +164,46 @@ class Stepper:
         )
 
     def _step(
-        self, spec: TensorSpec, shares: Sequence[Share], discount: float, old: OuterState
+        self,
+        spec: TensorSpec,
+        shares: Sequence[Share],
+        progress: Iterator[FloatArray],
+        discount: float,
+        old: OuterState,
     ) -> tuple[Parts, FloatArray, OuterState]:
         """One tensor: what is sent, what that decodes to, and what is remembered."""
         if not shares:
-            parts, sent, _ = code(self._down, np.zeros(spec.shape, np.float32))
-            return parts, sent, self._started(spec, old)
+            zeros = np.zeros(spec.shape, np.float32)
+            parts, sent, _ = code(self._down, zeros)
+            return parts, sent, {kind: old.get(kind, zeros) for kind in self._kinds}
         delta = merge_tensor(
             self._settings.merge.rule,
-            (share.next_tensor() for share in shares),
+            itertools.islice(progress, len(shares)),
             [share.weight for share in shares],
             embedding=spec.embedding,
             trim=self._settings.merge.trim,
         )
-        step, momentum = outer_step(self._settings.outer, delta, old.momentum)
+        step, state = outer_step(self._settings.outer, delta, old, self._head.version + 1)
         if discount != 1.0:
             np.multiply(step, np.float32(discount), out=step)
-        parts, sent, residual = code(self._down, step, old.residual, self._settings.down.decay)
-        kept = np.asarray(residual) if self._settings.down.error_feedback else None
-        return parts, sent, OuterState(momentum, kept)
+        parts, sent, residual = code(self._down, step, old.get(RESIDUAL), self._settings.down.decay)
+        return parts, sent, {**state, RESIDUAL: np.asarray(residual)}
 
-    def _started(self, spec: TensorSpec, old: OuterState) -> OuterState:
-        """The old state, zeros where there should be some and was none."""
-        zeros = np.zeros(spec.shape, np.float32)
-        keeps_momentum, keeps_residual = (
-            self._settings.outer.momentum > 0.0,
-            self._settings.down.error_feedback,
-        )
-        return OuterState(
-            momentum=(zeros if old.momentum is None else old.momentum) if keeps_momentum else None,
-            residual=(zeros if old.residual is None else old.residual) if keeps_residual else None,
-        )
-
-    def _read_params(self) -> Iterator[tuple[str, FloatArray]]:
+    def _read_params(self) -> Tensors:
         return self._read(self._head.weights.params, self._layout, "weights")
 
     def _read_outer(self) -> Iterator[OuterState]:
         """The outer state of each tensor, in layout order; nothing is remembered at version 0."""
         commit = self._head.commit
-        if commit is None or not self._outer_layout:
+        if commit is None or not self._kinds:
             for _ in self._specs:
-                yield OuterState(None, None)
+                yield {}
             return
         stream = self._read(commit.outer, self._outer_layout, "outer state")
-        keeps_momentum = self._settings.outer.momentum > 0.0
-        keeps_residual = self._settings.down.error_feedback
         for _ in self._specs:
-            momentum = next(stream)[1] if keeps_momentum else None
-            residual = next(stream)[1] if keeps_residual else None
-            yield OuterState(momentum, residual)
+            yield {kind: next(stream)[1] for kind in self._kinds}
 
-    def _read(self, ref: ObjectRef, layout: Layout, what: str) -> Iterator[tuple[str, FloatArray]]:
+    def _read(self, ref: ObjectRef, layout: Layout, what: str) -> Tensors:
         try:
             yield from read_tensor_stream(read_chunks(self._store, ref), layout, size=ref.size)
         except Corrupt as error:

@@ -13,6 +13,10 @@ CURSOR_CHARS_MAX = 4096
 SAFETENSORS_HEADER_BYTES_MAX = 16 << 20
 """The JSON header of a safetensors file."""
 
+PSEUDO_GRADIENT_ABS_MAX = 1e9
+"""A value of a contribution. One beyond is no training progress, and would take the arithmetic that follows out of
+fp32."""
+
 TENSORS_MAX = 100_000
 """Tensors of a model."""
 

@@ -49,28 +49,49 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     the host memory."""
     pause_after: Positive = 10
     """Rounds (deadlines) without a new version after which an island pauses, loudly."""
+    owe_unmerged: bool = False
+    """Add a contribution that was skipped or rejected to what is owed, so that it goes out again with the next one;
+    needs `up.error_feedback`."""
+    match_speed: bool = False
+    """DyLU (arXiv 2401.09135): an island slower than the fastest of the last version makes fewer inner steps between
+    two contributions, `sync_every` times the ratio of their steps per second: all send at about the same time."""
 
 
 class Codec(Struct, frozen=True, forbid_unknown_fields=True):
     """How tensors become bytes in one direction."""
 
-    name: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
-    """Bits per value: 32, 16, 8 or 4; the integers block-wise with one fp32 scale a block."""
+    name: Literal["fp32", "bf16", "int8", "int4", "int2", "sign", "fp4", "topk", "dct_topk"] = "fp32"
+    """fp32, bf16: every value by itself. int8, int4, int2, sign (1 bit), fp4 (E3M0): few bits a value and one scale a
+    block. topk: of each chunk the largest values. dct_topk: of each square the largest coefficients of its cosine
+    transform. The last five need `error_feedback` to train well."""
     block: Annotated[int, Meta(ge=8, le=65536)] = 256
-    """Values that share a scale (int8, int4)."""
+    """Values that share a scale (int8, int4, int2, sign, fp4)."""
+    chunk: Annotated[int, Meta(ge=16, le=65536)] = 4096
+    """Values of which the `keep` largest are sent. topk: consecutive ones; dct_topk: a square of √chunk × √chunk."""
+    keep: Annotated[int, Meta(ge=1)] = 64
+    """Values that are sent of each chunk (topk, dct_topk); at most half of them."""
+    value_bits: Literal[1, 2, 4, 8] = 2
+    """Bits of a kept value, its sign included (topk, dct_topk)."""
     error_feedback: bool = False
     """Add what coding lost to the next tensor that is coded."""
     decay: Fraction = 1.0
     """β of the error feedback: the residual is multiplied by it each time."""
 
+    def __post_init__(self) -> None:
+        if 2 * self.keep > self.chunk:
+            raise ValueError(f"keep ({self.keep}) must be at most half of chunk ({self.chunk})")
+        if self.name == "dct_topk" and math.isqrt(self.chunk) ** 2 != self.chunk:
+            raise ValueError(f"chunk ({self.chunk}) must be a square with name = 'dct_topk', such as 1024 or 4096")
+
 
 class Merge(Struct, frozen=True, forbid_unknown_fields=True):
     """How contributions become one pseudo-gradient. Those of one island are summed first (docs/decisions/0001)."""
 
-    rule: Literal["mean", "rda", "trimmed_mean"] = "mean"
+    rule: Literal["mean", "rda", "trimmed_mean", "sparse_mean"] = "mean"
     """mean: weighted mean. rda: radial-directional averaging per tensor, embeddings by mean (arXiv 2604.21428,
     App. D.2). trimmed_mean: coordinate by coordinate, the mean without the largest and the smallest values (arXiv
-    1803.01498); weights are not used."""
+    1803.01498); weights are not used. sparse_mean: coordinate by coordinate, the weighted mean over those islands that
+    sent a value other than 0 (as arXiv 2508.15706 merges sparse contributions)."""
     trim: Annotated[float, Meta(ge=0.0, lt=0.5)] = 0.125
     """Share of the islands of a round whose values trimmed_mean leaves out at each end, rounded up: at least one at
     each end where there are three islands or more."""
@@ -94,12 +115,16 @@ class Merge(Struct, frozen=True, forbid_unknown_fields=True):
 class Outer(Struct, frozen=True, forbid_unknown_fields=True):
     """The outer optimizer: how the merged pseudo-gradient changes the global weights."""
 
-    optimizer: Literal["sgd", "nesterov"] = "nesterov"
-    """Both keep buf ← μ·buf + Δ; sgd steps lr·buf, nesterov lr·(Δ + μ·buf)."""
+    optimizer: Literal["sgd", "nesterov", "delayed_nesterov", "rho_adaptive"] = "nesterov"
+    """sgd and nesterov keep buf ← μ·buf + Δ; sgd steps lr·buf, nesterov lr·(Δ + μ·buf). delayed_nesterov: momentum is
+    renewed and applied only at every `delay`-th version (arXiv 2401.09135). rho_adaptive: no momentum; lr·Δ is
+    lengthened, at most twofold, where consecutive pseudo-gradients of a tensor agree."""
     lr: Annotated[float, Meta(gt=0.0)] = 0.7
     """Outer learning rate."""
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
-    """μ."""
+    """μ; of rho_adaptive the most that agreement counts."""
+    delay: Positive = 4
+    """Versions over which delayed_nesterov gathers pseudo-gradients for its momentum (N)."""
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,6 +201,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"policy.grace_s ({self.policy.grace_s}) cannot exceed policy.deadline_s ({self.policy.deadline_s})"
             )
+        if self.sync.owe_unmerged and not self.up.error_feedback:
+            raise ValueError("sync.owe_unmerged needs up.error_feedback = true: what is owed has to be kept somewhere")
         if self.sync.overlap == 0 and self.sync.adopt == "mix":
             raise ValueError("sync.adopt = 'mix' needs sync.overlap ≥ 1: without overlap there is nothing to mix")
 

@@ -231,10 +231,7 @@ class TorchPort:
     def read(self, names: Sequence[str]) -> Arrays:
         """See `ModelPort.read`."""
         with torch.no_grad():
-            return {
-                name: self._parameters[name].detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
-                for name in names
-            }
+            return {name: _host_copy(self._parameters[name]) for name in names}
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
         """See `ModelPort.write`."""
@@ -308,6 +305,13 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
             f"model_config cannot be kept as JSON: {error}", "use text, numbers, lists, dicts"
         ) from error
     return plain
+
+
+def _host_copy(parameter: torch.Tensor) -> np.ndarray:
+    """fp32 in memory that numpy allocates: it asks for huge pages; other fresh memory costs more than a copy."""
+    values = np.empty(tuple(parameter.shape), np.float32)
+    torch.from_numpy(values).copy_(parameter)
+    return values
 
 
 def _expected_islands() -> int:

@@ -27,6 +27,7 @@ from diloco_blob.island.checks import check_cursor, checked_tokens
 from diloco_blob.island.inbox import Inbox
 from diloco_blob.island.joining import IslandOptions, Joined, join_run, put
 from diloco_blob.island.outbox import Outbox
+from diloco_blob.island.pace import Pace
 from diloco_blob.island.patience import Patience
 from diloco_blob.island.port import ModelPort
 from diloco_blob.island.pumps import Driver
@@ -34,7 +35,7 @@ from diloco_blob.island.reporter import Evals, Reporter, earlier_status
 from diloco_blob.island.saving import Moment, Saver
 from diloco_blob.island.steps import ignore
 from diloco_blob.island.trajectory import Contribution, Trajectory
-from diloco_blob.protocol.layout import fragment_tensors, offsets
+from diloco_blob.protocol.layout import fragment_tensors
 from diloco_blob.protocol.records import FORMAT, Eval, IslandStatus
 from diloco_blob.store import RetryingStore
 from diloco_blob.wire import ErrorFeedback
@@ -74,7 +75,7 @@ class IslandCore:
         self._max_staleness = settings.policy.max_staleness
         self.trajectories: list[Trajectory] = joined.trajectories
         self.steps, self.tokens, self.cursor = joined.steps, joined.tokens, joined.cursor
-        self._offsets = offsets(self.sync.num_fragments, self.sync.sync_every)
+        self.pace = Pace(self.sync)
         self._names = [
             [spec.name for spec in fragment_tensors(self.run.run.tensors, p)] for p in range(self.sync.num_fragments)
         ]
@@ -154,7 +155,7 @@ class IslandCore:
             self.loss = loss
         for trajectory in self.trajectories:
             trajectory.count(tokens, seconds)
-        due = [p for p, offset in enumerate(self._offsets) if (self.steps - offset) % self.sync.sync_every == 0]
+        due = self.pace.due(self.steps)
         self.driver.check()
         yield from self._exchange(due)
         self._boundary = self.clock.monotonic()
@@ -312,8 +313,9 @@ class IslandCore:
             )
             for p in due
         ]
-        for p in due:
-            self._sent_at_step[p] = self.steps
+        for item in contributions:
+            self._sent_at_step[item.fragment] = self.steps
+            self.pace.took(item.fragment, item.steps, item.train_s)
         self.patience.taken()
         self.outbox.submit(contributions, before=write, sent=sent)
         self.driver.wake()
@@ -354,7 +356,7 @@ class IslandCore:
             return fragment in taken
         if self.sync.adopt == "carry":
             return since >= self.sync.overlap
-        window = max(self.sync.overlap, self.sync.sync_every // 2)
+        window = max(self.sync.overlap, self.pace.interval(fragment) // 2)
         return fragment in taken or self.sync.overlap <= since <= window
 
     def _adopt_arrived(self, taken: Sequence[int]) -> None:
@@ -367,6 +369,8 @@ class IslandCore:
             adopted = trajectory.adopt(local, arrival.weights, arrival.version, arrival.watermark, self.sync)
             put(self.port, trajectory, adopted)
             self.at("adopt.after_write")
+            self.outbox.owe(p, arrival.unmerged)
+            self.pace.learned(p, arrival.fastest)
             self._noted(p, arrival.watermark, arrival.staleness)
 
     def _take_whole(self, trajectory: Trajectory) -> None:

@@ -1,8 +1,7 @@
 """Following: new versions become arrays that the training thread may take at its next step boundary.
 
-The next commit's name is known, so waiting is one GET that answers 404 until it exists. The mirror is advanced
-by the coded update and checked against the digest in the commit: bit-exact, or the params are fetched instead.
-Someone who is behind by several versions fetches whatever is fewer bytes.
+The next commit's name is known, so waiting is one GET that answers 404 until it exists. How the weights of a version
+come here is `catchup`'s.
 """
 
 import logging
@@ -11,20 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from diloco_blob.core.clock import Clock
-from diloco_blob.core.errors import Corrupt, NotFound, Unavailable
+from diloco_blob.core.errors import Unavailable
 from diloco_blob.core.ids import Ids
-from diloco_blob.island.arrays import Arrays, difference
+from diloco_blob.island.arrays import Arrays
+from diloco_blob.island.catchup import advance, newer
+from diloco_blob.island.fates import unmerged
 from diloco_blob.island.steps import ignore
-from diloco_blob.protocol.heads import Head, RunInfo, find_head, read_head
-from diloco_blob.protocol.layout import fragment_layout
-from diloco_blob.protocol.records import ObjectRef
+from diloco_blob.protocol.heads import Head, RunInfo, read_head
+from diloco_blob.protocol.records import Commit
 from diloco_blob.store.base import ObjectStore
-from diloco_blob.wire import codec_for, decode_payload, digest, read_tensors, weights_digest
 
 log = logging.getLogger(__name__)
-
-_WALK_MAX = 4
-"""Versions that are followed one by one; from further behind the head is searched for."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +35,11 @@ class Arrival:
     """Up to this number the island's contributions are history."""
     staleness: int | None
     """Of the island's newest contribution in this version, if it has one."""
+    fastest: float = 0.0
+    """Inner steps per second of the fastest island in this version; 0: nobody said."""
+    unmerged: tuple[int, ...] = ()
+    """Numbers of its contributions that became history since the version taken before, without being merged; known only
+    with `sync.owe_unmerged`."""
 
 
 @dataclass
@@ -46,6 +47,8 @@ class _Follower:
     fragment: int
     version: int
     mirror: Arrays
+    head: Head | None = None
+    """The commit of `version`; read when it is first needed."""
     delay_s: float = 0.0
     next_poll: float = 0.0
 
@@ -136,93 +139,37 @@ class Inbox:
 
     def _follow(self, follower: _Follower) -> bool:
         """Bring one fragment up to the newest version; whether there was one."""
-        heads: list[Head] = []
-        while len(heads) < _WALK_MAX:
-            try:
-                heads.append(read_head(self.store, self.run, follower.fragment, follower.version + len(heads) + 1))
-            except NotFound:
-                break
-        else:
-            newest = find_head(self.store, self.run, follower.fragment, hint=heads[-1].version)
-            if newest.version > heads[-1].version:
-                heads.append(newest)
+        heads = newer(self.store, self.run, follower.fragment, follower.version)
         if not heads:
             return False
-        mirror = self._by_updates(follower, heads)
-        if mirror is None:
-            heads[-1], mirror = fetch_params(self.store, self.run, heads[-1])
+        heads[-1], mirror = advance(self.store, self.run, self.island, heads, follower.version, follower.mirror)
         newest = heads[-1]
+        unmerged = self._unmerged(follower, heads)
         mine = [item for item in newest.commit.merged if item.island == self.island] if newest.commit else []
         tally = newest.tally.get(self.island)
         self.at("version.fetched")
         with self._lock:
+            before = self._arrivals.get(follower.fragment)
             self._arrivals[follower.fragment] = Arrival(
                 fragment=follower.fragment,
                 version=newest.version,
                 weights=mirror,
                 watermark=tally.consumed if tally else 0,
                 staleness=mine[-1].staleness if mine else None,
+                fastest=_fastest(newest.commit),
+                unmerged=(before.unmerged if before else ()) + unmerged,
             )
-            follower.mirror, follower.version = mirror, newest.version
+            follower.mirror, follower.version, follower.head = mirror, newest.version, newest
         return True
 
-    def _by_updates(self, follower: _Follower, heads: list[Head]) -> Arrays | None:
-        """Apply the updates one after another; None if the params are cheaper, or an update is gone or damaged."""
-        commits = [head.commit for head in heads if head.commit]
-        walked = [commit.version for commit in commits] == list(
-            range(follower.version + 1, follower.version + 1 + len(commits))
-        )
-        if not walked or sum(commit.update.size for commit in commits) > heads[-1].weights.params.size:
-            return None
-        settings = self.run.run.settings.down
-        layout = fragment_layout(self.run.run.tensors, follower.fragment)
-        mirror = follower.mirror
-        try:
-            for commit in commits:
-                data = fetch(self.store, commit.update)
-                mirror = difference(mirror, dict(decode_payload([data], layout, codec_for(settings))))
-            if weights_digest(mirror) != heads[-1].weights.digest:
-                raise Corrupt(
-                    f"fragment {follower.fragment} version {heads[-1].version}: weights differ from the commit's"
-                )
-        except NotFound:
-            return None
-        except Corrupt as error:
-            log.warning("island %s: fetching the params instead: %s", self.island, error)
-            return None
-        return mirror
+    def _unmerged(self, follower: _Follower, heads: list[Head]) -> tuple[int, ...]:
+        if not self.run.run.settings.sync.owe_unmerged:
+            return ()
+        if follower.head is None:
+            follower.head = read_head(self.store, self.run, follower.fragment, follower.version)
+        return unmerged(self.store, self.run, self.island, follower.head, heads)
 
 
-def fetch(store: ObjectStore, ref: ObjectRef) -> bytes:
-    """The bytes of an object, checked.
-
-    Raises:
-        NotFound: It does not exist (any more).
-        Corrupt: Its bytes are not what the reference says.
-    """
-    data, _ = store.get(ref.key)
-    if len(data) != ref.size or digest(data) != ref.digest:
-        raise Corrupt(f"{ref.key} does not match its digest")
-    return data
-
-
-def fetch_params(store: ObjectStore, run: RunInfo, head: Head) -> tuple[Head, Arrays]:
-    """The weights of a version or, where they were collected meanwhile, of the newest one.
-
-    Raises:
-        Corrupt: The newest weights do not match their digest.
-    """
-    while True:
-        try:
-            data = fetch(store, head.weights.params)
-        except NotFound:
-            newer = find_head(store, run, head.fragment, hint=head.version)
-            if newer.version == head.version:
-                raise
-            head = newer
-            continue
-        layout = fragment_layout(run.run.tensors, head.fragment)
-        arrays = dict(read_tensors(data, layout))
-        if weights_digest(arrays) != head.weights.digest:
-            raise Corrupt(f"{head.weights.params.key}: weights differ from the commit's")
-        return head, arrays
+def _fastest(commit: Commit | None) -> float:
+    merged = commit.merged if commit else ()
+    return max((item.steps / item.train_s for item in merged if item.train_s > 0.0), default=0.0)

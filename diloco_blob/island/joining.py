@@ -19,8 +19,8 @@ from diloco_blob.core.errors import Corrupt, InvalidSettings, NotFound
 from diloco_blob.core.ids import Ids
 from diloco_blob.core.settings import Settings, conflicts
 from diloco_blob.island.arrays import Arrays, subset
+from diloco_blob.island.catchup import advance, fetch_params, newer
 from diloco_blob.island.checkpoint import Checkpoint, load_checkpoint
-from diloco_blob.island.inbox import fetch_params
 from diloco_blob.island.membership import Membership, join
 from diloco_blob.island.port import ModelPort
 from diloco_blob.island.steps import ignore
@@ -28,10 +28,11 @@ from diloco_blob.island.trajectory import Contribution, Trajectory
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.creation import create_run
 from diloco_blob.protocol.heads import Head, RunInfo, find_head, read_run
-from diloco_blob.protocol.layout import check_same_model, fragment_tensors, make_layout
+from diloco_blob.protocol.layout import check_same_model, fragment_layout, fragment_tensors, make_layout
 from diloco_blob.protocol.reading import read_limited
 from diloco_blob.protocol.records import Receipt, decode
 from diloco_blob.store.base import ObjectStore
+from diloco_blob.wire import weights_digest
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +242,7 @@ def _from_bucket(
         if receipt is not None and receipt.step_to > joined.steps:
             joined.steps, joined.tokens, joined.cursor = receipt.step_to, receipt.tokens_to, receipt.cursor
     for head in heads:
-        found, arrays = fetch_params(store, run, head)
+        found, arrays = _weights(store, run, membership.name, head, checkpoint)
         trajectory = Trajectory(fragment=found.fragment, version=found.version, mirror=arrays, mark=arrays)
         put(port, trajectory, arrays)
         tally = found.tally.get(membership.name)
@@ -250,6 +251,21 @@ def _from_bucket(
         trajectory.in_flight = [_sent_before(found.fragment, seq, found.version, None) for seq in unmerged]
         joined.trajectories.append(trajectory)
     return joined
+
+
+def _weights(
+    store: ObjectStore, run: RunInfo, island: str, head: Head, checkpoint: Checkpoint | None
+) -> tuple[Head, Arrays]:
+    """The weights of a head, from the version that the checkpoint holds if that is cheaper."""
+    fragments = checkpoint.state.fragments if checkpoint else ()
+    if checkpoint is None or head.fragment >= len(fragments) or fragments[head.fragment].version > head.version:
+        return fetch_params(store, run, head)
+    version, mirrors = fragments[head.fragment].version, checkpoint.group("mirror")
+    mirror = {name: mirrors[name] for name, _ in fragment_layout(run.run.tensors, head.fragment)}
+    heads = newer(store, run, head.fragment, version)
+    if heads:
+        return advance(store, run, island, heads, version, mirror)
+    return (head, mirror) if weights_digest(mirror) == head.weights.digest else fetch_params(store, run, head)
 
 
 def put(port: ModelPort, trajectory: Trajectory, arrays: Arrays) -> None:

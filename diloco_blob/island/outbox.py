@@ -9,13 +9,14 @@ once; sending may be tried as often as the store needs; what coding lost is kept
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from diloco_blob.core.clock import Clock
 from diloco_blob.core.errors import Conflict, Corrupt, Unavailable
 from diloco_blob.core.ids import Ids
 from diloco_blob.island.arrays import Arrays
+from diloco_blob.island.fates import sent_before
 from diloco_blob.island.membership import Membership
 from diloco_blob.island.steps import ignore
 from diloco_blob.island.trajectory import Contribution
@@ -44,6 +45,14 @@ class _Parcel:
 
 
 @dataclass
+class _Debt:
+    """A contribution that became history without being merged: what it sent is owed again."""
+
+    fragment: int
+    seq: int
+
+
+@dataclass
 class _Note:
     """Something to do once everything queued before it is sent: write the local checkpoint."""
 
@@ -69,7 +78,7 @@ class Outbox:
     """Contributions whose receipts exist, of this process."""
     failure: Unavailable | None = None
     """Why the next piece of work could not be done when it was last tried; None if it was, or was not tried yet."""
-    _queue: deque[_Parcel | _Note] = field(default_factory=deque)
+    _queue: deque[_Parcel | _Debt | _Note] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _tries: int = 0
     _retry_at: float = 0.0
@@ -92,6 +101,11 @@ class Outbox:
             if before is not None:
                 self._queue.append(_Note(before))
             self._queue.extend(_Parcel(item, sent=item.fragment in sent) for item in contributions)
+
+    def owe(self, fragment: int, numbers: Iterable[int]) -> None:
+        """Queue contributions that were sent in vain: whatever is queued later takes along what they held."""
+        with self._lock:
+            self._queue.extend(_Debt(fragment, seq) for seq in numbers)
 
     def unsent(self, fragment: int) -> int:
         """Contributions to a fragment whose receipt does not exist yet."""
@@ -129,6 +143,8 @@ class Outbox:
             if isinstance(item, _Note):
                 self.membership.check_fence()  # a fenced process must not replace the newer one's checkpoint
                 item.action(self)
+            elif isinstance(item, _Debt):
+                self._owe(item)
             else:
                 self._send(item)
         except Unavailable as error:
@@ -150,6 +166,13 @@ class Outbox:
         """What coding still owes, by fragment; for the checkpoint."""
         return {p: feedback.export() for p, feedback in self.feedback.items()}
 
+    def _owe(self, debt: _Debt) -> None:
+        run, name = self.membership.run, self.membership.name
+        sent = sent_before(self.store, run, name, debt.fragment, debt.seq, run.run.settings.up)
+        if sent is not None:
+            self.feedback[debt.fragment].owe(sent)
+            log.info("island %s: contribution %d to fragment %d is owed again", name, debt.seq, debt.fragment)
+
     def _send(self, parcel: _Parcel) -> None:
         item = parcel.contribution
         if parcel.payload is None:
@@ -170,6 +193,8 @@ class Outbox:
         item = parcel.contribution
         item.seq = seq
         item.delta = {}
+        if item.end is not None:
+            item.owed = self.feedback[item.fragment].still_owed(parcel.residuals)
         self.next_seq[item.fragment] = seq + 1
         self.feedback[item.fragment].keep(parcel.residuals)
         self.on_sent(item)

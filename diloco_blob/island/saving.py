@@ -86,7 +86,7 @@ class Saver:
         def write(outbox: Outbox) -> None:
             for p, flight in enumerate(flights):
                 for item, end in flight.items:
-                    arrays.update(_named(f"end/{p}/{item.seq}", end or {}))
+                    arrays.update(_named(f"end/{p}/{item.seq}", item.sent_to(end) or {}))
             for owed in outbox.residuals().values():
                 arrays.update(_named("residual", owed))
             state = CheckpointState(

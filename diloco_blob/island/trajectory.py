@@ -31,8 +31,15 @@ class Contribution:
     train_s: float
     end: Arrays | None = None
     """Where the trajectory was when this was taken, moved along with later translations; only kept for `carry`."""
+    owed: Arrays | None = None
+    """What error feedback still owed after this was coded: progress up to its end that nothing sent holds, known once
+    it is coded. Not to be written to."""
     seq: int | None = None
     """Its number; known once its receipt exists."""
+
+    def sent_to(self, end: Arrays | None) -> Arrays | None:
+        """The point of the trajectory to which all leads that was sent up to here, given its end."""
+        return end if end is None or not self.owed else total(end, self.owed)
 
 
 @dataclass
@@ -138,8 +145,9 @@ class Trajectory:
         """Translate the trajectory so that its merged part becomes `new` and all later progress stays.
 
         The reference is the point up to which progress is merged: the end of the newest contribution that is
-        history, or, where none became history since the last adoption, the mirror, to which that point was
-        translated then.
+        history, without what coding still owes of it; or, where none became history since the last adoption, the
+        mirror, to which that point was translated then. So an island goes on from the new version and its own residual:
+        it does not train a second time what will be sent later.
         """
         reference = self._settle(watermark) or self.reference or self.mirror
         shift = difference(new, reference)
@@ -152,12 +160,12 @@ class Trajectory:
         return total(local, shift)
 
     def _settle(self, watermark: int) -> Arrays | None:
-        """Forget the contributions that are history; return where the newest of them ended, if known."""
+        """Forget the contributions that are history; return the point up to which their progress was sent, if known."""
         end = None
         waiting = []
         for item in self.in_flight:
             if item.seq is not None and item.seq <= watermark:
-                end = item.end
+                end = item.sent_to(item.end)
             else:
                 waiting.append(item)
         self.in_flight = waiting

@@ -3,10 +3,11 @@
 from diloco_blob.outer.clip import clip_factors
 from diloco_blob.outer.merge import merge_tensor
 from diloco_blob.outer.norms import square_sum
-from diloco_blob.outer.optimizer import outer_step
+from diloco_blob.outer.optimizer import Stepped, outer_step, state_kinds
 from diloco_blob.outer.weights import Work, bounded_work, island_weights, staleness_factor
 
 __all__ = [
+    "Stepped",
     "Work",
     "bounded_work",
     "clip_factors",
@@ -15,4 +16,5 @@ __all__ = [
     "outer_step",
     "square_sum",
     "staleness_factor",
+    "state_kinds",
 ]

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diloco_blob.outer.norms import spans, square_sum
+from diloco_blob.outer.sparse_mean import sparse_mean
 from diloco_blob.outer.trimmed import trimmed_mean
 from diloco_blob.wire.types import FloatArray
 
@@ -32,8 +33,12 @@ _DIRECTION_NORM_MIN = 1e-12
 """A mean direction shorter than this says nothing: the islands' progress cancels, or is all zero."""
 
 
+_SPAN_VALUES = 1 << 15
+"""Worked through at a time, so that what is in between stays in the cache. It decides no bits."""
+
+
 def merge_tensor(
-    rule: Literal["mean", "rda", "trimmed_mean"],
+    rule: Literal["mean", "rda", "trimmed_mean", "sparse_mean"],
     arrays: Iterable[FloatArray],
     weights: Sequence[float],
     *,
@@ -49,6 +54,8 @@ def merge_tensor(
     nearly orthogonal, so the norm of their mean shrinks like 1/√n; this norm does not. Where the mean
     direction is shorter than 1e-12, and for embeddings, whose pseudo-gradients are not near-orthogonal, it is
     the mean.
+
+    sparse_mean: each coordinate over those that sent it, Σ w·v / Σ w·[v ≠ 0].
 
     trimmed_mean: each coordinate without its largest and smallest values, unweighted; embeddings too.
 
@@ -69,6 +76,8 @@ def merge_tensor(
         raise ValueError(f"weights must not be negative and must have a positive sum, got {list(weights)}")
     if rule == "trimmed_mean":
         return trimmed_mean([array for array, _ in zip(arrays, weights, strict=True)], trim)
+    if rule == "sparse_mean":
+        return sparse_mean(arrays, weights)
     if rule == "rda" and not embedding:
         return _radial_directional(arrays, [weight / total for weight in weights])
     mean = _Accumulator()
@@ -97,21 +106,29 @@ class _Accumulator:
     def __init__(self) -> None:
         self.total: _Float64Array = np.zeros(0)
         self._shape: tuple[int, ...] | None = None
+        self._wide = np.empty(_SPAN_VALUES)
 
     def add(self, array: FloatArray, factor: float) -> None:
+        first = self._shape is None
         if self._shape is None:
             self._shape = array.shape
-            self.total = np.zeros(array.size)
+            self.total = np.empty(array.size)
         if array.shape != self._shape:
             raise ValueError(f"arrays of one tensor have one shape, got {self._shape} and {array.shape}")
         flat = array.reshape(-1)
-        for part in spans(flat.size):
-            self.total[part] += flat[part].astype(np.float64) * factor
+        for part in spans(flat.size, _SPAN_VALUES):
+            total = self.total[part]
+            wide = self._wide[: total.size]
+            np.copyto(wide, flat[part])
+            np.multiply(wide, factor, out=wide)
+            np.add(0.0 if first else total, wide, out=total)  # 0 + −0 is +0
 
     def rounded(self, factor: float = 1.0) -> FloatArray:
         """factor·total, rounded once more to fp32."""
         out = np.empty(self.total.size, np.float32)
         with np.errstate(over="ignore"):
-            for part in spans(out.size):
-                out[part] = self.total[part] * factor
+            for part in spans(out.size, _SPAN_VALUES):
+                wide = self._wide[: out[part].size]
+                np.multiply(self.total[part], factor, out=wide)
+                out[part] = wide
         return out.reshape(self._shape or ())

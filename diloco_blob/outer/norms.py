@@ -24,11 +24,21 @@ def square_sum(values: npt.NDArray[np.floating]) -> float:
     Args:
         values: fp32 or float64, any shape.
     """
-    flat = values.reshape(-1)
+    return dot(values, values)
+
+
+def dot(left: npt.NDArray[np.floating], right: npt.NDArray[np.floating]) -> float:
+    """Σ left·right in float64, in the order of `square_sum`.
+
+    Args:
+        left: fp32 or float64, any shape.
+        right: The same shape.
+    """
+    flat, other = left.reshape(-1), right.reshape(-1)
     lanes = np.zeros(LANES)
     for part in spans(flat.size):
         wide = flat[part].astype(np.float64)
-        np.multiply(wide, wide, out=wide)
+        np.multiply(wide, wide if left is right else other[part], out=wide)
         lanes[: wide.size] += wide
     width = LANES
     while width > 1:

@@ -134,6 +134,8 @@ class Chosen(Struct, frozen=True, forbid_unknown_fields=True):
     tokens: PositiveCount
     receipt: Digest
     parts: tuple[ObjectRef, ...]
+    train_s: float = 0.0
+    """Seconds of training in it, by the island's clock."""
 
 
 class Skipped(Struct, frozen=True, forbid_unknown_fields=True):
@@ -211,6 +213,10 @@ class Merged(Struct, frozen=True, forbid_unknown_fields=True):
     tokens: PositiveCount
     clip: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Factor by which its island's pseudo-gradient was clipped (`merge.clip`); one per island."""
+    steps: Count = 0
+    """Inner steps in it; 0 where the close did not say."""
+    train_s: float = 0.0
+    """Seconds of training in it, by the island's clock: what `sync.match_speed` goes by."""
 
 
 class Commit(Struct, frozen=True, forbid_unknown_fields=True):

@@ -29,6 +29,8 @@ class Reference:
         self._settings = run.settings
         self._layout = fragment_layout(run.tensors, fragment)
         self._momentum = {name: np.zeros(shape) for name, shape in self._layout}
+        self._gathered = {name: np.zeros(shape) for name, shape in self._layout}
+        self._before = {name: np.zeros(shape) for name, shape in self._layout}
 
     @staticmethod
     def applies(settings: Settings) -> bool:
@@ -50,13 +52,27 @@ class Reference:
         for item in close.chosen:
             for name, values in decode_payload([read(item.parts[0])], self._layout, codec):
                 delta[name] += item.weight * values.astype(np.float64)
-        step = {}
-        for name, mean in delta.items():
-            self._momentum[name] = outer.momentum * self._momentum[name] + mean
-            buffer = self._momentum[name]
-            move = mean + outer.momentum * buffer if outer.optimizer == "nesterov" else buffer
-            step[name] = np.asarray(outer.lr * close.discount * move, np.float32)
-        return step
+        return {
+            name: np.asarray(outer.lr * close.discount * self._direction(name, mean, commit.version), np.float32)
+            for name, mean in delta.items()
+        }
+
+    def _direction(self, name: str, mean: np.ndarray, version: int) -> np.ndarray:
+        outer, buffer = self._settings.outer, self._momentum[name]
+        if outer.optimizer == "rho_adaptive":
+            before, self._before[name] = self._before[name], mean
+            norms = float(np.linalg.norm(mean) * np.linalg.norm(before))
+            rho = float(np.vdot(mean, before)) / norms if norms else 0.0
+            return np.asarray(mean / (1 - min(2 * (1 - rho), outer.momentum) * rho))
+        if outer.optimizer == "delayed_nesterov":
+            self._gathered[name] = self._gathered[name] + mean
+            if version % outer.delay:
+                return mean
+            buffer = self._momentum[name] = outer.momentum * buffer + self._gathered[name]
+            self._gathered[name] = np.zeros_like(mean)
+            return np.asarray(mean + outer.momentum * buffer)
+        buffer = self._momentum[name] = outer.momentum * buffer + mean
+        return np.asarray(mean + outer.momentum * buffer) if outer.optimizer == "nesterov" else buffer
 
 
 def differs(found: Mapping[str, FloatArray], expected: Mapping[str, FloatArray] | None) -> str | None:

@@ -17,6 +17,7 @@ from diloco_blob.protocol.records import Close, Commit, Generation, ObjectRef, R
 from diloco_blob.sim.arithmetic import Reference, differs
 from diloco_blob.sim.world import Process, Violation, World
 from diloco_blob.store.base import ObjectInfo
+from diloco_blob.store.body import Body, body_bytes
 from diloco_blob.store.memory import MemoryStore
 from diloco_blob.wire import codec_for, decode_payload, digest, read_tensors, weights_digest
 from diloco_blob.wire.types import AnyArray
@@ -352,9 +353,10 @@ class AuditedBucket:
         return self._bucket.head(key)
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
         """See `ObjectStore.put`."""
+        data = body_bytes(data)
         try:
             old: bytes | None = self._bucket.get(key)[0]
         except NotFound:

@@ -9,6 +9,7 @@ from diloco_blob.core.errors import Conflict, DilocoError, Unavailable
 from diloco_blob.sim.faults import Fate, FaultPlan
 from diloco_blob.sim.world import Process
 from diloco_blob.store.base import ObjectInfo, ObjectStore
+from diloco_blob.store.body import Body, body_bytes
 
 _T = TypeVar("_T")
 
@@ -47,14 +48,15 @@ class Connection:
         return self._call("head", key, lambda: self._bucket.head(key))
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
-        """See `ObjectStore.put`."""
+        """See `ObjectStore.put`. A request may have its effect when a file of its sender is closed long since."""
+        body = body_bytes(data)
 
         def effect() -> ObjectInfo:
-            return self._bucket.put(key, data, if_absent=if_absent, metadata=metadata)
+            return self._bucket.put(key, body, if_absent=if_absent, metadata=metadata)
 
-        return self._call("put", key, effect, num_bytes=len(data), creates=if_absent)
+        return self._call("put", key, effect, num_bytes=len(body), creates=if_absent)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`."""

@@ -55,6 +55,7 @@ def _settings(dice: Dice, num_islands: int) -> Settings:
     overlap = dice.choice((0, 1, sync_every - 1))
     adopt = dice.choice(("overwrite", "carry", "mix")) if overlap else dice.choice(("overwrite", "carry"))
     deadline_s = dice.choice((2.0, 6.0, 15.0))
+    up = _codec(dice)
     return Settings(
         sync=Sync(
             sync_every=sync_every,
@@ -63,16 +64,22 @@ def _settings(dice: Dice, num_islands: int) -> Settings:
             adopt=adopt,  # type: ignore[arg-type]
             max_in_flight=dice.integer(1, 3),
             pause_after=dice.choice((1, 3)),
+            owe_unmerged=up.error_feedback and dice.chance(0.7),
+            match_speed=dice.chance(0.3),
         ),
-        up=_codec(dice),
+        up=up,
         down=_codec(dice),
         merge=Merge(
-            rule=dice.choice(("mean", "mean", "rda", "trimmed_mean")),
+            rule=dice.choice(("mean", "mean", "rda", "trimmed_mean", "sparse_mean")),
             clip=dice.choice(("none", "none", "median")),
             weights=dice.choice(("tokens", "uniform")),
             discount=dice.chance(0.2),
         ),
-        outer=Outer(momentum=dice.choice((0.0, 0.9))),
+        outer=Outer(
+            optimizer=dice.choice(("nesterov", "nesterov", "delayed_nesterov", "rho_adaptive")),
+            momentum=dice.choice((0.0, 0.9)),
+            delay=2,
+        ),
         policy=Policy(
             islands=num_islands,
             quorum=dice.integer(1, num_islands),
@@ -87,4 +94,12 @@ def _settings(dice: Dice, num_islands: int) -> Settings:
 
 
 def _codec(dice: Dice) -> Codec:
-    return Codec(name=dice.choice(("fp32", "fp32", "bf16", "int8", "int4")), error_feedback=dice.chance(0.5))
+    return Codec(
+        name=dice.choice(("fp32", "fp32", "bf16", "int8", "int4", "int2", "sign", "fp4", "topk", "dct_topk")),
+        block=8,
+        chunk=16,
+        keep=dice.integer(1, 4),
+        value_bits=dice.choice((1, 2, 4, 8)),
+        error_feedback=dice.chance(0.5),
+        decay=dice.choice((1.0, 0.9)),
+    )

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from diloco_blob.store.body import Body
+
 
 class ObjectInfo(Struct, frozen=True):
     """What a store says about an object, without its bytes."""
@@ -43,9 +45,12 @@ class ObjectStore(Protocol):
         """What is known about an object. Raises NotFound."""
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
-        """Write an object whole: readers see all or nothing. Raises Conflict if `if_absent` and it exists."""
+        """Write an object whole: readers see all or nothing. Raises Conflict if `if_absent` and it exists.
+
+        `data` may be a file, of which only pieces are then in memory; all of it where `if_absent` is asked for.
+        """
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key starts with `prefix` and sorts after `start_after`, of all pages.

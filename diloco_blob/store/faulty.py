@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from diloco_blob.core.errors import Conflict, DilocoError, Unavailable
 from diloco_blob.store.base import ObjectInfo, ObjectStore
+from diloco_blob.store.body import Body
 
 _T = TypeVar("_T")
 
@@ -85,7 +86,7 @@ class FaultyStore:
         return self._call("head", key, lambda: self._inner.head(key))[1]
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
         """See `ObjectStore.put`."""
 

@@ -28,6 +28,7 @@ from google.cloud.storage.exceptions import DataCorruption
 from diloco_blob.core.clock import Clock, SystemClock
 from diloco_blob.core.errors import Conflict, Denied, DilocoError, InvalidSettings, NotFound, Unavailable
 from diloco_blob.store.base import ObjectInfo
+from diloco_blob.store.body import Body, body_file, body_size
 from diloco_blob.store.dates import StoreDate
 from diloco_blob.store.keys import check_key, check_list_prefix, split_bucket_url
 from diloco_blob.store.parts import PARALLEL, PART_BYTES, PartReader
@@ -98,15 +99,16 @@ class GCSStore:
         return self._info(blob)
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
         """See `ObjectStore.put`."""
         blob = self._blob(key)
         if metadata:
             blob.metadata = dict(metadata)
         with self._translated(key, writing=True):
-            blob.upload_from_string(
-                data,
+            blob.upload_from_file(
+                body_file(data),
+                size=body_size(data),
                 content_type="application/octet-stream",
                 if_generation_match=0 if if_absent else None,
                 checksum="crc32c",

@@ -13,6 +13,7 @@ links are not listed, and nothing is deleted through them. The root itself may b
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from stat import S_ISDIR, S_ISLNK, S_ISREG
@@ -23,6 +24,7 @@ from diloco_blob.core.clock import Clock, SystemClock
 from diloco_blob.core.errors import Conflict, Denied, InvalidSettings, NotFound, Unavailable
 from diloco_blob.core.ids import Ids, SystemIds
 from diloco_blob.store.base import ObjectInfo
+from diloco_blob.store.body import COPY_BYTES, Body, body_file
 from diloco_blob.store.dates import StoreDate
 from diloco_blob.store.keys import check_key, check_list_prefix
 
@@ -96,7 +98,7 @@ class LocalStore:
             return _info(key, stat)
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
         """See `ObjectStore.put`; `metadata` is not kept."""
         del metadata
@@ -164,14 +166,17 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
 
-    def _write_temporary(self, folder: Path, data: bytes) -> Path:
+    def _write_temporary(self, folder: Path, data: Body) -> Path:
         """Write and sync a file that no key can name, and learn the file system's time from it."""
         path = folder / f".tmp-{self._ids.fresh()}"
         try:
             with _created(
                 path, self.root if self._was_there else None
             ) as file:  # from here on nobody can remove the folder: it is not empty
-                file.write(data)
+                if isinstance(data, bytes):
+                    file.write(data)
+                else:
+                    shutil.copyfileobj(body_file(data), file, COPY_BYTES)
                 file.flush()
                 os.fsync(file.fileno())
                 self._date.observe(os.fstat(file.fileno()).st_mtime)

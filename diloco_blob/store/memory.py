@@ -12,6 +12,7 @@ from msgspec import Struct
 from diloco_blob.core.clock import Clock, SystemClock
 from diloco_blob.core.errors import Conflict, InvalidSettings, NotFound
 from diloco_blob.store.base import ObjectInfo
+from diloco_blob.store.body import Body, body_bytes
 from diloco_blob.store.keys import check_key, check_list_prefix
 
 _SCHEME = "memory://"
@@ -65,10 +66,11 @@ class MemoryStore:
         return self._find(key).info
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
         """See `ObjectStore.put`."""
         check_key(key)
+        data = body_bytes(data)
         with self._bucket.lock:
             if if_absent and key in self._bucket.objects:
                 raise Conflict(f"{key} exists already in {self.url}")
@@ -79,7 +81,7 @@ class MemoryStore:
                 last_modified=self._clock.wall(),
                 metadata=dict(metadata or {}),
             )
-            self._bucket.objects[key] = _Object(bytes(data), info)
+            self._bucket.objects[key] = _Object(data, info)
             return info
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from diloco_blob.core.errors import Denied, Unavailable
 from diloco_blob.store.base import ObjectInfo, ObjectStore
+from diloco_blob.store.body import Body, body_size
 
 _PAGE = 1000  # objects that S3 and GCS give at most for one listing request
 
@@ -78,10 +79,10 @@ class MeteredStore:
             return self._inner.head(key)
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
         """See `ObjectStore.put`. The bytes count even if no answer came: they may well have been sent."""
-        self._add(bytes_up=len(data))
+        self._add(bytes_up=body_size(data))
         with self._counted("puts"):
             return self._inner.put(key, data, if_absent=if_absent, metadata=metadata)
 

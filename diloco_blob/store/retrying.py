@@ -35,6 +35,7 @@ from diloco_blob.core.clock import Clock
 from diloco_blob.core.errors import Conflict, DilocoError, NotFound, Unavailable
 from diloco_blob.core.ids import Ids
 from diloco_blob.store.base import ObjectInfo, ObjectStore
+from diloco_blob.store.body import Body, body_bytes, body_size
 from diloco_blob.store.metered import MeteredStore
 
 _LOG = logging.getLogger(__name__)
@@ -100,19 +101,21 @@ class RetryingStore:
         return self._retried(f"head {key}", lambda: self.meter.head(key))
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
         """See `ObjectStore.put`. With `if_absent`, nobody else may write the same `data` to this name."""
+        extra_s = body_size(data) / _SLOWEST_BYTES_PER_S
+        if not if_absent:
+            return self._retried(f"put {key}", lambda: self.meter.put(key, data, metadata=metadata), extra_s)
+        mine = body_bytes(data)
 
         def attempt() -> ObjectInfo:
-            if not if_absent:
-                return self.meter.put(key, data, metadata=metadata)
             try:
-                return self.meter.put(key, data, if_absent=True, metadata=metadata)
+                return self.meter.put(key, mine, if_absent=True, metadata=metadata)
             except (Conflict, Unavailable) as error:
-                return self._settle(key, data, error)
+                return self._settle(key, mine, error)
 
-        return self._retried(f"put {key}", attempt, extra_s=len(data) / _SLOWEST_BYTES_PER_S)
+        return self._retried(f"put {key}", attempt, extra_s)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """See `ObjectStore.list`. Tried again whole: nothing is yielded before all pages are there, up to a limit."""

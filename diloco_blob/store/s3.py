@@ -8,7 +8,6 @@ refuse or, worse, store. The payload stays signed: it is one more check that eve
 """
 
 import base64
-import io
 import os
 import threading
 import zlib
@@ -25,6 +24,7 @@ from botocore.exceptions import ClientError
 from diloco_blob.core.clock import Clock, SystemClock
 from diloco_blob.core.errors import Unavailable
 from diloco_blob.store.base import ObjectInfo
+from diloco_blob.store.body import Body, body_bytes, body_file, body_size
 from diloco_blob.store.dates import StoreDate
 from diloco_blob.store.keys import check_key, check_list_prefix, split_bucket_url
 from diloco_blob.store.parts import PARALLEL, PART_BYTES, PartReader
@@ -90,17 +90,18 @@ class S3Store:
         return self._info(key, answer, answer["ContentLength"])
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
         """See `ObjectStore.put`. `last_modified` is the answer's date, or what a HEAD says of a large object."""
         where = self._where(key)
         options: dict[str, Any] = {"Metadata": dict(metadata)} if metadata else {}
-        if len(data) > PART_BYTES and not if_absent:
+        if body_size(data) > PART_BYTES and not if_absent:
             with self._translated(key):
                 self._client().upload_fileobj(
-                    io.BytesIO(data), self.bucket, where["Key"], ExtraArgs=options, Config=_TRANSFER
+                    body_file(data), self.bucket, where["Key"], ExtraArgs=options, Config=_TRANSFER
                 )
             return self.head(key)
+        data = body_bytes(data)
         if if_absent:
             options["IfNoneMatch"] = "*"
         with self._translated(key):

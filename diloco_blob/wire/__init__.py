@@ -1,9 +1,9 @@
 """Tensors ↔ bytes: codecs, error feedback, digests, safetensors files, payloads. numpy, no torch."""
 
 from diloco_blob.wire.codecs import Parts, TensorCodec, codec_for
-from diloco_blob.wire.digest import WeightsDigest, digest, verified, weights_digest
+from diloco_blob.wire.digest import RunningDigest, WeightsDigest, digest, verified, weights_digest
 from diloco_blob.wire.feedback import Coded, ErrorFeedback, code
-from diloco_blob.wire.payload import content_bytes, decode_payload, encode_payload, pack_payload
+from diloco_blob.wire.payload import content_bytes, decode_payload, encode_payload, pack_payload, pack_stream
 from diloco_blob.wire.reasons import REASONS, printable, reason_of
 from diloco_blob.wire.tensorfile import read_tensor_stream, read_tensors, write_tensor_stream, write_tensors
 from diloco_blob.wire.types import FloatArray, Layout, Shape
@@ -15,6 +15,7 @@ __all__ = [
     "FloatArray",
     "Layout",
     "Parts",
+    "RunningDigest",
     "Shape",
     "TensorCodec",
     "WeightsDigest",
@@ -25,6 +26,7 @@ __all__ = [
     "digest",
     "encode_payload",
     "pack_payload",
+    "pack_stream",
     "printable",
     "read_tensor_stream",
     "read_tensors",

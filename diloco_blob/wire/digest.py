@@ -18,6 +18,21 @@ def digest(data: bytes | bytearray | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+class RunningDigest:
+    """The `digest` of bytes that come in pieces."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def update(self, piece: bytes | bytearray | memoryview) -> None:
+        """Add the next bytes."""
+        self._state.update(piece)
+
+    def hexdigest(self) -> str:
+        """`digest` of everything added so far."""
+        return self._state.hexdigest()
+
+
 def verified(chunks: Iterable[bytes], expected: str) -> Iterator[bytes]:
     """Pass `chunks` on, and refuse to end if together they are not what `expected` names.
 

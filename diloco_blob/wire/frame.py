@@ -32,11 +32,16 @@ _RLE, _RESERVED = 1, 3
 
 def compress(chunks: Iterable[bytes | memoryview], size: int) -> bytes:
     """One frame with content size and checksum, holding `chunks`, which together have `size` bytes."""
+    return b"".join(compress_stream(chunks, size))
+
+
+def compress_stream(chunks: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
+    """`compress` in pieces, one a chunk and one at the end."""
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True)
     frame = compressor.compressobj(size=size)
-    out = [frame.compress(chunk) for chunk in chunks]
-    out.append(frame.flush())
-    return b"".join(out)
+    for chunk in chunks:
+        yield frame.compress(chunk)
+    yield frame.flush()
 
 
 def open_frame(chunks: Iterable[bytes], size_max: int) -> tuple[int, Iterator[bytes]]:

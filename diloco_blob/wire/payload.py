@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from diloco_blob.core.errors import Corrupt
 from diloco_blob.wire.codecs import Parts, TensorCodec
-from diloco_blob.wire.frame import compress, open_frame
+from diloco_blob.wire.frame import compress_stream, open_frame
 from diloco_blob.wire.reasons import in_tensor
 from diloco_blob.wire.tensorfile import (
     TensorSpec,
@@ -56,9 +56,14 @@ def encode_payload(tensors: Iterable[tuple[str, FloatArray]], layout: Layout, co
 
 def pack_payload(coded: Iterable[tuple[str, Parts]], layout: Layout, codec: TensorCodec) -> bytes:
     """`encode_payload` for tensors that are coded already (error feedback has to know what was sent)."""
+    return b"".join(pack_stream(coded, layout, codec))
+
+
+def pack_stream(coded: Iterable[tuple[str, Parts]], layout: Layout, codec: TensorCodec) -> Iterator[bytes]:
+    """`pack_payload` in pieces, none larger than a coded tensor (or what zstd held back)."""
     specs = payload_specs(layout, codec)
     arrays = ((f"{name}{suffix}", array) for name, parts in coded for suffix, array in parts.items())
-    return compress(write_stream(specs, arrays), content_bytes(layout, codec))
+    return compress_stream(write_stream(specs, arrays), content_bytes(layout, codec))
 
 
 def _encoded(tensors: Iterable[tuple[str, FloatArray]], codec: TensorCodec) -> Iterator[tuple[str, Parts]]:

@@ -7,6 +7,7 @@ Real servers, no mocks. `DILOCO_TEST_S3_ENDPOINT` (with the usual AWS variables,
 import multiprocessing
 import os
 import string
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -93,6 +94,29 @@ def test_large_objects(store: ObjectStore, size: int) -> None:
     assert read == data
     assert info.size == store.head("large").size == size
     assert store.get_range("large", size - 5, 100) == data[-5:]
+
+
+@pytest.mark.parametrize("size", [0, 100, 9 << 20, 2 * PART_BYTES + 12_345])
+def test_a_file_can_be_put_again_and_again(store: ObjectStore, size: int) -> None:
+    data = os.urandom(size)
+    with tempfile.TemporaryFile() as file:
+        file.write(data)  # and stands at its end
+        assert store.put("large", file).size == size
+        assert store.get("large")[0] == data
+        store.delete("large")
+        faulty = FaultyStore(store, [Fault("put", "lose_answer")])
+        assert RetryingStore(faulty, VirtualClock(), SeededIds(1)).put("large", file).size == size
+        assert store.get("large")[0] == data
+
+
+def test_a_file_can_be_created_only_once(store: ObjectStore) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(b"mine")
+        faulty = FaultyStore(store, [Fault("put", "conflict_after")])
+        RetryingStore(faulty, VirtualClock(), SeededIds(1)).put("created", file, if_absent=True)
+        with pytest.raises(Conflict):
+            store.put("created", file, if_absent=True)
+    assert store.get("created")[0] == b"mine"
 
 
 def test_a_record_of_the_largest_size_is_created_only_once(store: ObjectStore) -> None:

@@ -18,6 +18,7 @@ from diloco_blob.wire import codec_for, content_bytes, decode_payload, encode_pa
 from diloco_blob.wire.frame import compress
 
 MIB = 1 << 20
+PAYLOADS = list(tensors.payload_seeds())
 
 
 def split(file: bytes) -> tuple[dict[str, object], bytes]:
@@ -49,7 +50,7 @@ def test_tensor_files_whose_header_is_almost_right(header: bytes, length: int | 
 @given(st.data())
 @settings(max_examples=500)
 def test_payloads_whose_content_is_almost_right(draw: st.DataObject) -> None:
-    seed = draw.draw(st.sampled_from(list(tensors.payload_seeds())))
+    seed = draw.draw(st.sampled_from(PAYLOADS))
     header, data = split(seed[1:])
     if draw.draw(st.booleans()):
         tensors.payload(seed[:1] + joined(draw.draw(almost(header)), data))

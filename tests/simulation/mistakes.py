@@ -18,6 +18,7 @@ from diloco_blob.island.arrays import total
 from diloco_blob.protocol import keys, policy
 from diloco_blob.protocol.records import ObjectRef, Watermark, encode
 from diloco_blob.sim.network import Connection
+from diloco_blob.store.body import Body, body_bytes
 from diloco_blob.store.memory import MemoryStore
 from diloco_blob.store.retrying import RetryingStore
 
@@ -55,8 +56,9 @@ def commit_before_its_files(patch: Patch) -> None:
         def __init__(self, store: Any) -> None:
             self._store = store
 
-        def put(self, key: str, data: bytes) -> None:
-            files.append(lambda: self._store.put(key, data))
+        def put(self, key: str, data: Body) -> None:
+            whole = body_bytes(data)
+            files.append(lambda: self._store.put(key, whole))
 
     def write(ctx: Any, *args: Any) -> Any:
         files.clear()
@@ -229,7 +231,7 @@ def momentum_is_never_read_back(patch: Patch) -> None:
 
     def read_outer(self: Any) -> Iterator[Any]:
         for _ in self._specs:
-            yield step.OuterState(None, None)
+            yield {}
 
     patch.setattr(step.Stepper, "_read_outer", read_outer)
 

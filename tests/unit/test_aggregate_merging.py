@@ -20,6 +20,7 @@ from diloco_blob.protocol import keys
 from diloco_blob.protocol.audit import audit
 from diloco_blob.protocol.records import ObjectRef, Skipped, encode
 from diloco_blob.store.local import LocalStore
+from diloco_blob.store.retrying import RetryingStore
 from diloco_blob.testing.toy import SHAPES, ToyRun, random_tensors
 from diloco_blob.wire import FloatArray, codec_for, decode_payload, digest, read_tensors, weights_digest, write_tensors
 
@@ -479,10 +480,10 @@ def test_a_step_that_is_not_finite_is_not_committed() -> None:
 def test_memory_does_not_grow_with_the_number_of_islands(
     codec: Literal["int4", "fp32"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tensor of each of ten more islands would be 20 MiB; what is held of each is its decompressor and a chunk."""
-    shapes = {f"layer.{number}": (1 << 19,) for number in range(3)}
+    """A tensor of each of ten more islands would be 40 MiB; held of each are a decompressor and some chunks."""
+    shapes = {f"layer.{number}": (1 << 20,) for number in range(2)}  # Large enough for threads.
     monkeypatch.setattr("diloco_blob.aggregate.payloads.MEMORY_BYTES_MAX", 1 << 16)
-    monkeypatch.setattr("diloco_blob.aggregate.step.MEMORY_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr("diloco_blob.aggregate.files.MEMORY_BYTES_MAX", 1 << 16)
     peaks = {}
     for num_islands in (2, 12):
         merge = Merge(clip="median")  # Another pass over the same streams.
@@ -496,7 +497,27 @@ def test_memory_does_not_grow_with_the_number_of_islands(
         assert len(toy.aggregate(store=folder, drain=True).merged) == num_islands
         peaks[num_islands] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert peaks[12] - peaks[2] < 10 << 20
+    assert peaks[12] - peaks[2] < 30 << 20
+
+
+def test_memory_does_not_grow_with_the_number_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of 40 more tensors would be 40 MiB of weights, as much of momentum, and 20 MiB of the update."""
+    monkeypatch.setattr("diloco_blob.aggregate.payloads.MEMORY_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr("diloco_blob.aggregate.files.MEMORY_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr("diloco_blob.aggregate.payloads.READ_BYTES", 1 << 16)
+    peaks = {}
+    for num_tensors in (8, 48):
+        shapes = {f"layer.{number}": (1 << 18,) for number in range(num_tensors)}
+        toy = ToyRun(Settings(policy=POLICY, up=Codec(name="bf16"), down=Codec(name="bf16")), shapes=shapes)
+        toy.send("a", 1)
+        folder = LocalStore(str(tmp_path / str(num_tensors)), clock=toy.clock, ids=SeededIds(0))
+        for info in toy.store.list(""):
+            folder.put(info.key, toy.store.get(info.key)[0])
+        tracemalloc.start()
+        assert toy.aggregate(store=RetryingStore(folder, toy.clock, SeededIds(0)), drain=True).merged
+        peaks[num_tensors] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peaks[48] - peaks[8] < 4 << 20
 
 
 # ---- determinism
@@ -507,7 +528,7 @@ def test_the_bytes_do_not_depend_on_how_much_is_read_at_once(monkeypatch: pytest
         monkeypatch.setattr("diloco_blob.aggregate.payloads.READ_BYTES", reads)
         monkeypatch.setattr("diloco_blob.aggregate.payloads._CHUNK_BYTES", reads)
         monkeypatch.setattr("diloco_blob.aggregate.payloads.MEMORY_BYTES_MAX", memory)
-        monkeypatch.setattr("diloco_blob.aggregate.step.MEMORY_BYTES_MAX", memory)
+        monkeypatch.setattr("diloco_blob.aggregate.files.MEMORY_BYTES_MAX", memory)
         toy = toy_run(down=Codec(name="int8", error_feedback=True), merge=Merge(clip="median"))
         for version, contributions in enumerate(rounds_of(2)):
             for island, seed, tokens, steps in contributions:

@@ -14,13 +14,15 @@ from diloco_blob.aggregate.context import Context, pass_on
 from diloco_blob.core.errors import Corrupt, Denied, NotFound, Unavailable
 from diloco_blob.core.ids import SeededIds
 from diloco_blob.core.settings import Collect, Policy, Settings, Sync
-from diloco_blob.island.inbox import Inbox, fetch_params
+from diloco_blob.island.catchup import fetch_params
+from diloco_blob.island.inbox import Inbox
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.audit import audit
 from diloco_blob.protocol.collecting import horizon, is_past, payload_file, version_file
 from diloco_blob.protocol.heads import read_head
 from diloco_blob.protocol.records import ObjectRef
 from diloco_blob.store.base import ObjectInfo, ObjectStore
+from diloco_blob.store.body import Body
 from diloco_blob.store.faulty import Fault, FaultyStore
 from diloco_blob.store.memory import forget
 from diloco_blob.testing.fleet import Fleet
@@ -126,7 +128,7 @@ def test_everything_that_a_run_creates_if_absent_has_a_name_that_may_not_go() ->
 
     class Watching(FaultyStore):
         def put(
-            self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+            self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
         ) -> ObjectInfo:
             if if_absent:
                 created.add(key)

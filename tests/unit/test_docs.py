@@ -39,7 +39,7 @@ def flat(struct: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, object
 
 def allowed(kind: inspect.Type) -> set[str]:
     if isinstance(kind, inspect.LiteralType):
-        return {f'`"{value}"`' for value in kind.values}
+        return {toml(value) for value in kind.values}
     if isinstance(kind, inspect.BoolType):
         return {"`true`", "`false`"}
     assert isinstance(kind, inspect.IntType | inspect.FloatType)

@@ -169,3 +169,39 @@ def test_what_a_model_rounds_away_is_in_no_contribution(mode):
     again = trajectory.adopt(local, at(5.0), 2, 1, mode)
     expected = {"carry": 5.5, "overwrite": 5.0, "mix": 0.25 * float(local["w"][0]) + 0.75 * 5.0}[mode.adopt]
     np.testing.assert_allclose(again["w"], expected, atol=1e-6)
+
+
+def test_carry_keeps_what_coding_still_owes_by_hand():
+    # From 0 to 8, of which 5 were sent: 3 are owed. The version has the 5 as 4.5, so the island goes on from 7.5.
+    trajectory = fresh(0.0)
+    contribution = take(trajectory, at(8.0), keep_end=True)
+    contribution.owed, contribution.seq = at(-3.0), 1  # pseudo-gradients point backwards
+    local = trajectory.adopt(at(8.5), at(4.5), 1, 1, CARRY)
+    assert local["w"].tolist() == [8.0] * 3  # 4.5 + 3 owed + 0.5 unsent
+    assert trajectory.mirror["w"].tolist() == [4.5] * 3
+    assert trajectory.mark["w"].tolist() == [7.5] * 3
+    # Nothing new of its own is merged, but the version moves by 1: so does everything.
+    assert trajectory.adopt(at(8.0), at(5.5), 2, 1, CARRY)["w"].tolist() == [9.0] * 3
+
+
+@given(data=st.data())
+@settings(max_examples=100)
+def test_carry_with_a_coarse_codec_never_loses_or_repeats_progress(data):
+    # Alone, lr 1: the version is 0 + all that was sent. Then local = version + owed + unsent = all progress ever made.
+    trajectory, local, version, sent, owed = fresh(0.0), 0.0, 0, 0.0, 0.0
+    flying = []
+    total = 0.0
+    for _ in range(data.draw(st.integers(1, 12))):
+        step = data.draw(st.integers(-8, 8))
+        local, total = local + step, total + step
+        contribution = take(trajectory, at(local), keep_end=True)
+        progress = -float(contribution.delta["w"][0]) + owed
+        part = float(np.round(progress * data.draw(st.sampled_from([0.0, 0.5, 1.0]))))
+        owed, sent, version = progress - part, sent + part, version + 1
+        contribution.seq, contribution.owed = version, at(-owed)
+        flying.append((version, sent))
+        if data.draw(st.booleans()):
+            number, merged = data.draw(st.sampled_from(flying))
+            flying = [item for item in flying if item[0] > number]
+            local = float(trajectory.adopt(at(local), at(merged), number, number, CARRY)["w"][0])
+            assert local == total

@@ -166,7 +166,8 @@ state = hashlib.sha256()
 state.update(np.float64(square_sum(arrays[0])).tobytes())
 for rule in ("mean", "rda", "trimmed_mean"):
     delta = merge_tensor(rule, arrays, [0.2, 0.3, 0.5], trim=0.125)
-    step, buf = outer_step(Outer(), delta, arrays[0])
+    step, kept = outer_step(Outer(), delta, {"momentum": arrays[0]}, 1)
+    buf = kept["momentum"]
     state.update(step.tobytes() + buf.tobytes())
     for name in ("bf16", "int8", "int4"):
         codec = codec_for(Codec(name=name))

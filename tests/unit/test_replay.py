@@ -272,7 +272,7 @@ def weights_of_the_close_are_not_applied(_: ToyRun, patch: Patch) -> None:
 
 @wrong("merge", "outer")
 def momentum_is_lost(_: ToyRun, patch: Patch) -> None:
-    after(patch, step, "outer_step", lambda found: (found[0], np.zeros_like(found[1])))
+    after(patch, step, "outer_step", lambda found: (found[0], {"momentum": np.zeros_like(found[1]["momentum"])}))
 
 
 @wrong("merge", "outer")
@@ -355,15 +355,15 @@ def test_an_update_that_another_zstd_made_is_a_note(monkeypatch: Patch) -> None:
     toy = ToyRun()
     toy.send("a", 1)
     toy.aggregate(drain=True)
-    right = step.pack_payload
+    right = step.pack_stream
 
-    def otherwise(*args: Any) -> bytes:
+    def otherwise(*args: Any) -> Iterator[bytes]:
         import zstandard
 
-        plain = zstandard.ZstdDecompressor().decompress(right(*args))
-        return zstandard.ZstdCompressor(level=19, write_checksum=True).compress(plain)
+        plain = zstandard.ZstdDecompressor().decompress(b"".join(right(*args)))
+        yield zstandard.ZstdCompressor(level=19, write_checksum=True).compress(plain)
 
-    monkeypatch.setattr(step, "pack_payload", otherwise)
+    monkeypatch.setattr(step, "pack_stream", otherwise)
     report = replayed(toy)
     assert [(finding.level, finding.promise, finding.where) for finding in report.findings] == [
         ("note", "merge", toy.commit(1).update.key)
@@ -394,7 +394,7 @@ def test_a_version_that_cannot_be_made_is_a_finding(monkeypatch: Patch) -> None:
     toy = ToyRun()
     rounds(toy, range(1))
     # The optimizer of a program that made this version all the same: here its step is infinite.
-    monkeypatch.setattr(step, "outer_step", lambda _, delta, momentum: (delta * np.float32(np.inf), momentum))
+    monkeypatch.setattr(step, "outer_step", lambda _, delta, state, __: (delta * np.float32(np.inf), state))
     findings = replayed(toy).findings
     assert [finding.promise for finding in findings] == ["merge"]
     assert findings[0].what.startswith("cannot be recomputed: version 1 of fragment 0 cannot be made: ")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from diloco_blob.core.errors import Conflict, Denied, InvalidSettings, NotFound, Unavailable
 from diloco_blob.core.ids import SeededIds
 from diloco_blob.store import MeteredStore, ObjectInfo, RetryingStore, Usage, open_store
+from diloco_blob.store.body import Body
 from diloco_blob.store.dates import StoreDate
 from diloco_blob.store.faulty import Fault, FaultyStore
 from diloco_blob.store.keys import split_bucket_url
@@ -194,7 +195,7 @@ class Overwriting(MemoryStore):
     """A gateway that answers 200 to *create if absent* and overwrites."""
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
         del if_absent
         return super().put(key, data, metadata=metadata)
@@ -204,7 +205,7 @@ class RightOneByOne(MemoryStore):
     """A gateway that looks first and writes then."""
 
     def put(
-        self, key: str, data: bytes, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
+        self, key: str, data: Body, *, if_absent: bool = False, metadata: Mapping[str, str] | None = None
     ) -> ObjectInfo:
         exists = [*self.list(key)]
         self.all_have_looked()

@@ -1,5 +1,12 @@
 """Codecs: error bounds, exactness, stability of the bytes, and what they refuse."""
 
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +20,8 @@ from diloco_blob.wire.codecs import LEVELS, SCALE, VALUES, Blockwise, codec_for
 from diloco_blob.wire.reasons import reason_of
 from diloco_blob.wire.tensorfile import DTYPES
 
-NAMES = ("fp32", "bf16", "int8", "int4")
+NAMES = ("fp32", "bf16", "int8", "int4", "int2", "sign", "fp4", "topk", "dct_topk")
+SPARSE = ("topk", "dct_topk")
 LEVEL_MAX = {"int8": 127, "int4": 7}
 SHAPES = [(), (0,), (1,), (2,), (7,), (8,), (9,), (255,), (256,), (257,), (3, 5), (4, 0, 2), (33, 31), (1000,)]
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -23,7 +31,14 @@ finite = hnp.arrays(
     hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=40),
     elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
 )
-codecs = st.builds(Codec, name=st.sampled_from(NAMES), block=st.sampled_from([8, 9, 64, 256]))
+codecs = st.builds(
+    Codec,
+    name=st.sampled_from(NAMES),
+    block=st.sampled_from([8, 9, 64, 256]),
+    chunk=st.sampled_from([16, 64, 4096]),
+    keep=st.sampled_from([1, 2, 3, 8]),
+    value_bits=st.sampled_from([1, 2, 4, 8]),
+)
 
 
 def normal(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -37,8 +52,8 @@ def round_trip(setting: Codec, values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_parts_are_what_they_were_announced_to_be(name: str, shape: tuple[int, ...]) -> None:
-    codec = codec_for(Codec(name=name, block=16))
+def test_parts_are_what_they_were_announced_to_be(name: Any, shape: tuple[int, ...]) -> None:
+    codec = codec_for(Codec(name=name, block=16, chunk=16, keep=3))
     parts = codec.encode(normal(shape))
     announced = codec.parts(shape)
     assert {k: (v.dtype, v.shape) for k, v in parts.items()} == {
@@ -76,7 +91,7 @@ def test_bf16_takes_ties_to_even() -> None:
 
 @given(finite, st.sampled_from(["int8", "int4"]), st.sampled_from([8, 9, 256]))
 @settings(deadline=None)
-def test_blockwise_error_is_half_a_scale(values: np.ndarray, name: str, block: int) -> None:
+def test_blockwise_error_is_half_a_scale(values: np.ndarray, name: Any, block: int) -> None:
     decoded = round_trip(Codec(name=name, block=block), values).reshape(-1).astype(np.float64)
     flat = values.reshape(-1).astype(np.float64)
     for start in range(0, flat.size, block):
@@ -123,7 +138,7 @@ def test_int8_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_zeros_stay_zeros_and_tiny_blocks_do_no_harm(name: str) -> None:
+def test_zeros_stay_zeros_and_tiny_blocks_do_no_harm(name: Any) -> None:
     tiny = float(np.finfo(np.float32).smallest_subnormal)
     for magnitude in (0.0, tiny, 2.0**-140, 2.0**-126, 2.0**-120):
         values = np.array([0.0, magnitude, -magnitude, 0.0] * 64, np.float32)
@@ -134,8 +149,8 @@ def test_zeros_stay_zeros_and_tiny_blocks_do_no_harm(name: str) -> None:
         assert ((decoded == 0) | (np.abs(decoded) >= 2.0**-126)).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_largest_values_survive(name: str) -> None:
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "fp4"])
+def test_the_largest_values_survive(name: Any) -> None:
     values = np.array([FLOAT32_MAX, -FLOAT32_MAX, 0, 1], np.float32)
     decoded = round_trip(Codec(name=name), values)
     assert np.abs(decoded[:2] / values[:2] - 1).max() <= 2.0**-8
@@ -144,7 +159,7 @@ def test_the_largest_values_survive(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 5, 299])
-def test_encoding_refuses_what_is_not_finite(name: str, bad: float, place: int) -> None:
+def test_encoding_refuses_what_is_not_finite(name: Any, bad: float, place: int) -> None:
     values = normal((300,))
     values[place] = bad
     with pytest.raises(Corrupt) as caught:
@@ -186,7 +201,7 @@ def test_decoding_refuses_levels_that_no_encoder_writes(bits: int, byte: int) ->
 
 
 @pytest.mark.parametrize(("name", "bad"), [("fp32", np.inf), ("fp32", np.nan), ("bf16", 0x7F80), ("bf16", 0xFFC0)])
-def test_decoding_refuses_values_that_are_not_finite(name: str, bad: float) -> None:
+def test_decoding_refuses_values_that_are_not_finite(name: Any, bad: float) -> None:
     codec = codec_for(Codec(name=name))
     parts = {VALUES: codec.encode(normal((20,)))[VALUES].copy()}
     parts[VALUES][7] = bad
@@ -198,6 +213,108 @@ def test_decoding_refuses_values_that_are_not_finite(name: str, bad: float) -> N
 def test_non_contiguous_arrays_are_taken_in_row_major_order() -> None:
     values = normal((24, 16)).T
     assert not values.flags.c_contiguous
+    name: Any
     for name in NAMES:
         setting = Codec(name=name, block=8)
         assert round_trip(setting, values).tobytes() == round_trip(setting, values.copy(order="C")).tobytes()
+
+
+# ---- what holds for every codec
+
+DELTA: dict[str, Callable[[int], float]] = {
+    "fp32": lambda _: 1.0,
+    "bf16": lambda _: 1 - 2.0**-15,
+    "int8": lambda width: 1 / (1 + width / 4 / 127**2),
+    "int4": lambda width: 1 / (1 + width / 4 / 7**2),
+    "int2": lambda width: 0.9 / width,
+    "sign": lambda width: 0.99 / width,
+    "fp4": lambda width: 0.99 / width,
+    "topk": lambda width: 0.97 / width,
+    "dct_topk": lambda width: 0.9 / width,
+}
+"""‖x − C(x)‖² ≤ (1 − δ)·‖x‖² for a block (chunk) of `width` values, as in docs/numerics.md."""
+
+
+@given(
+    hnp.arrays(
+        np.float32,
+        st.integers(1, 150),
+        elements=st.one_of(
+            st.just(0.0), st.floats(2.0**-60, 2.0**60, width=32), st.floats(-(2.0**60), -(2.0**-60), width=32)
+        ),
+    ),
+    codecs,
+)
+@settings(deadline=None, max_examples=200)
+def test_every_codec_contracts(values: np.ndarray, setting: Codec) -> None:
+    width = setting.block
+    if setting.name in SPARSE:
+        width = setting.chunk
+    delta = DELTA[setting.name](min(width, max(values.size, 1)))
+    if setting.name == "dct_topk":  # rows of √chunk
+        delta = DELTA[setting.name](setting.chunk)
+    before = float((values.astype(np.float64) ** 2).sum())
+    after = float(((values - round_trip(setting, values).astype(np.float64)) ** 2).sum())
+    assert after <= (1 - delta) * before * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_many_pieces_are_coded_like_few(name: Any) -> None:
+    """A tensor of several pieces of work is coded as its blocks (chunks) are by themselves."""
+    setting = Codec(name=name, block=250, chunk=1024, keep=9)
+    values = normal((3, 70_000))
+    if name == "dct_topk":
+        values = normal((96, 2080))
+        whole = round_trip(setting, values)
+        pieces = np.concatenate([round_trip(setting, values[:, at : at + 32]) for at in range(0, 2080, 32)], axis=1)
+    else:
+        whole = round_trip(setting, values).reshape(-1)
+        size = 1024 * 125  # whole blocks of 250 and whole chunks of 1024
+        flat = values.reshape(-1)
+        pieces = np.concatenate([round_trip(setting, flat[at : at + size]) for at in range(0, flat.size, size)])
+    assert whole.tobytes() == pieces.tobytes()
+
+
+PROGRAM = """
+import hashlib, numpy as np
+from diloco_blob.core.settings import Codec
+from diloco_blob.wire import codec_for
+rng = np.random.default_rng(0)
+values = (rng.standard_normal((301, 333)) * np.exp(rng.standard_normal((301, 1)))).astype(np.float32)
+values[7] = 0.25
+values[8] = 0.0
+state = hashlib.sha256()
+for name in ("fp32", "bf16", "int8", "int4", "int2", "sign", "fp4", "topk", "dct_topk"):
+    for bits in (1, 2, 4, 8) if "topk" in name else (2,):
+        codec = codec_for(Codec(name=name, value_bits=bits))
+        parts = codec.encode(values)
+        for part in parts.values():
+            state.update(part.tobytes())
+        state.update(codec.decode(parts, values.shape).tobytes())
+print(state.hexdigest())
+"""
+"""The digest of what every codec encodes and decodes."""
+
+EXPECTED = "8f8f924f55b02c54c35ab99fb70d4c6cdc4acf2d4404d3c1fdc5b56145fb1c78"
+"""What the machine gave on which this was written (x86-64, AVX2; numpy 2.4)."""
+
+
+@pytest.mark.parametrize(("disabled", "kernels"), [("none", "Haswell"), ("half", "Nehalem"), ("all", "Prescott")])
+def test_the_same_bytes_whatever_the_cpu_can_do(disabled: str, kernels: str) -> None:
+    """Half or none of numpy's SIMD, and BLAS with the kernels of other CPUs: with fused multiply-adds and without."""
+    found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+    off = {"none": [], "half": found[len(found) // 2 :], "all": found}[disabled]
+    environment = dict(
+        os.environ, NPY_DISABLE_CPU_FEATURES=" ".join(off), OPENBLAS_NUM_THREADS="1", OPENBLAS_CORETYPE=kernels
+    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == EXPECTED
+
+
+def test_settings_that_make_no_sense_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="at most half of chunk"):
+        Codec(name="topk", chunk=64, keep=33)
+    with pytest.raises(ValueError, match="must be a square"):
+        Codec(name="dct_topk", chunk=2048)
+    assert math.isqrt(Codec(name="dct_topk").chunk) == 64

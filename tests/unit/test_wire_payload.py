@@ -2,9 +2,11 @@
 
 import base64
 import contextlib
+import hashlib
 import json
 import tracemalloc
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from diloco_blob.wire.payload import content_bytes, decode_payload, encode_paylo
 from diloco_blob.wire.reasons import REASONS, reason_of
 from diloco_blob.wire.tensorfile import write_stream
 
-NAMES = ("fp32", "bf16", "int8", "int4")
+NAMES = ("fp32", "bf16", "int8", "int4", "int2", "sign", "fp4", "topk", "dct_topk")
 LAYOUT = [("h.0.w", (5, 7)), ("scalar", ()), ("h.0.w#scale", (3,)), ("empty", (0,)), ("b", (300,))]
 INT4 = Codec(name="int4", block=16)
 
@@ -47,7 +49,7 @@ def framed(data: bytes) -> bytes:
 
 
 def decode(data: bytes, setting: Codec = INT4, layout: object = LAYOUT) -> dict[str, np.ndarray]:
-    return dict(decode_payload([data], layout, codec_for(setting)))  # type: ignore[arg-type]
+    return dict(decode_payload([data], layout, codec_for(setting)))
 
 
 def refused(data: bytes, setting: Codec = INT4) -> str:
@@ -67,7 +69,7 @@ def decode_unless_refused(data: bytes) -> dict[str, np.ndarray] | None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [1, 7, 1000, 1 << 20])
-def test_what_is_read_is_what_the_codec_decodes(name: str, size: int) -> None:
+def test_what_is_read_is_what_the_codec_decodes(name: Any, size: int) -> None:
     codec = codec_for(Codec(name=name, block=16))
     data = encode_payload(normal(), LAYOUT, codec)
     chunks = (data[start : start + size] for start in range(0, len(data), size))
@@ -81,7 +83,7 @@ def test_what_is_read_is_what_the_codec_decodes(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_tensors_give_the_same_bytes_of_the_announced_size(name: str) -> None:
+def test_the_same_tensors_give_the_same_bytes_of_the_announced_size(name: Any) -> None:
     setting = Codec(name=name)
     assert payload(setting) == payload(setting)
     assert len(inner(setting)) == content_bytes(LAYOUT, codec_for(setting))
@@ -118,7 +120,83 @@ KLUv/SSQfQMAFAZ4AHsiYSNzY2FsZSI6eyJkdHlwZSI6IkYzMiIsInNoYXBlIjpbMl0sImRhdGFfb2Zm
 I3FVODg4LDE2XX19ICAgICAAAIA/AAAAQB+seJiPiIiIBADAi6wMBLTiZwBtS2xdZA=="""
 
 
+GOLDENS: dict[str, tuple[str, str]] = {
+    "int8": (
+        """
+KLUv/WRoAE0HAOQM8AB7ImEjc2NhbGUiOnsiZHR5cGUiOiJGMzIiLCJzaGFwZSI6WzNdLCJkYXRhX29mZnNldHMiOlswLDEyXX0s
+ImEjcUk4NDAxMiw1YjUyLDY0ODY0LDExMl19fSAgICaTST0mk0k9tVotPYHfPZr4VrQScM0riedFogBeuxl31TOQ7kyqCGbDIX/c
+RIf0YaQSf8IUCgU9BAIBPejz+TyN/GzlVc4+tyagD3/4aOFRyDyxJJkMf/Rn3E/EOK0glQh/8GbXTr41ph2NBHsAAAAJAOBJHgEA
+gSnwcBhXQt7KY60MDLbiZwBtWQ6Oow==""",
+        "5ae7f1e422be44a3",
+    ),
+    "int4": (
+        """
+KLUv/WQ8ANUFAMQJ8AB7ImEjc2NhbGUiOnsiZHR5cGUiOiJGMzIiLCJzaGFwZSI6WzNdLCJkYXRhX29mZnNldHMiOlswLDEyXX0s
+ImEjcVU4MjAxMiwzYjMyLDQ0NDQ0LDY4XX19ICAgIEmSZD9EP2Er2JReGseDTfm2cjzopW8c15NfbtsWPyVJEj/btg0/gn5dSzr5
+6Ma1pJJ/blw7KvjnxrSjgo+ICgB2w4J3eYQABKbAw2FcCXkrj7UyMNiKnwG0AZuxfEY=""",
+        "8c6b023fe4f0a3da",
+    ),
+    "int2": (
+        """
+KLUv/WQcAN0EAEQI8AB7ImEjc2NhbGUiOnsiZHR5cGUiOiJCRjE2Iiwic2hhcGUiOlszXSwiZGF0YV9vZmZzZXRzIjpbMCw2XX0s
+ImEjcTJVODEyNiwxOF19LCJiMTgsMjQyNCwzNl19fSAgDUASQA1AW1rSkpYJSUlIQgAAuj+3P7M/q1KVqlQFBSpQgQoUBwDoEUEQ
+gw4ezrOVx1oZKHDFzwDaPFWnSQ==""",
+        "008a38d564c28b6e",
+    ),
+    "sign": (
+        """
+KLUv/WQUAJUEALQH8AB7ImEjc2NhbGUiOnsiZHR5cGUiOiJCRjE2Iiwic2hhcGUiOlszXSwiZGF0YV9vZmZzZXRzIjpbMCw2XX0s
+ImEjc2lnblU4ODYsMTRdfSwiYjE0LDIwMjAsMjhdfX1KQFBASkBbWtKSlgAAAAVAA0AAQKtSlapUBQAABwDsEUEQmU4ezgP+cmUg
+4RU/A2gDiX0Mdw==""",
+        "50ed382fcb2cc615",
+    ),
+    "fp4": (
+        """
+KLUv/WQ4AJ0FAFQJ+AB7ImEjc2NhbGUiOnsiZHR5cGUiOiJCRjE2Iiwic2hhcGUiOlszXSwiZGF0YV9vZmZzZXRzIjpbMCw2XX0s
+ImEjZTNtMFU4MjA2LDJiMjYsMzI0MzIsNTZdfX0gyEDIQKxA3/ZrTuf1bQ7mdW3P5nNe1/Z7TueEQIBAeECv1+bm9XR7bW5eT8fX
+5ub1c3xtbl4vBwAKADjhwDs+RAgC0+jhMK8E15VvXBmN8IrHAWABYaB4uQ==""",
+        "a0628204b92cd576",
+    ),
+    "topk": (
+        """
+KLUv/SSs9QMARAd4AHsiYSN0b3BrIjp7ImR0eXBlIjoiVTgiLCJzaGFwZSI6WzIyXSwiZGF0YV9vZmZzZXRzIjpbMCwyMl19LCJi
+MjIsNDRdfX2wQMJAsEDCQFkJ8AoVLaRArEAFCQECaECEQFRAgECTCTgOKRRgQHRAKQkCBQIAvlcRDgALdL3zcQ==""",
+        "b2dab78eb32244a1",
+    ),
+    "dct_topk": (
+        """
+KLUv/SS4ZQQA5Ad4AHsiYSNkY3QiOnsiZHR5cGUiOiJVOCIsInNoYXBlIjpbMjJdLCJkYXRhX29mZnNldHMiOlswLDIyXX0sImIz
+NDIyLDU2XX19ICCEQB5BrEDhQCxAwkCqnAK2vgIDAJwBgEC0QAhAtUAwQLVAFEBxKkCNQDVTVYFo1ssEaQkEAN8JBXitu7obA21x
+g4H3""",
+        "c28a80458f3ce56c",
+    ),
+}
+"""Codec → a payload of `golden_tensors`, as its first program wrote it, and the digest of what it decodes to."""
+
+
+def golden_tensors() -> Iterator[tuple[str, np.ndarray]]:
+    """Values that every machine writes alike: 40 and 5 × 9 multiples of 1/8, tied and negative ones among them."""
+    yield "a", (((np.arange(40) * 37) % 101 - 50) / 8).astype(np.float32)
+    yield "b", (((np.arange(45) * 29) % 64 - 30) / 8).astype(np.float32).reshape(5, 9)
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_the_bytes_of_every_codec_stay(name: Any) -> None:
+    """What is written stays the same bytes before zstd, and what was written stays readable and means the same."""
+    setting = Codec(name=name, block=16, chunk=16, keep=3)
+    codec, layout = codec_for(setting), [("a", (40,)), ("b", (5, 9))]
+    old, decoded = GOLDENS[name]
+    assert zstandard.decompress(encode_payload(golden_tensors(), layout, codec)) == zstandard.decompress(
+        base64.b64decode(old)
+    )
+    state = hashlib.sha256()
+    for _, values in decode_payload([base64.b64decode(old)], layout, codec):
+        state.update(values.tobytes())
+    assert state.hexdigest()[:16] == decoded
+
+
 def test_encoding_refuses_what_is_not_finite_and_names_it() -> None:
+    name: Any
     for name in NAMES:
         arrays = dict(normal())
         arrays["b"][17] = np.inf
@@ -132,7 +210,7 @@ def test_tensors_out_of_order_are_a_programming_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["fp32", "int4"])
-def test_every_truncation_is_refused(name: str) -> None:
+def test_every_truncation_is_refused(name: Any) -> None:
     setting = Codec(name=name, block=16)
     data = payload(setting)
     for end in range(len(data)):
@@ -259,7 +337,9 @@ def test_headers_that_are_not_the_layouts(changes: dict[str, object], reason: st
 
 
 def test_another_layout_or_codec_is_refused() -> None:
+    name: Any
     for name in NAMES:
+        other: Any
         for other in set(NAMES) - {name}:
             assert refused(payload(Codec(name=name)), Codec(name=other)) in {"names", "dtype", "shape", "size"}
     assert refused(payload(Codec(name="int4", block=16)), Codec(name="int4", block=32)) in {"shape", "size"}
@@ -288,7 +368,7 @@ def test_more_or_less_data_than_the_header_says() -> None:
         ("int4", "#q", 0, "format"),
     ],
 )
-def test_bad_values_are_refused_and_named(name: str, suffix: str, bad: float, reason: str) -> None:
+def test_bad_values_are_refused_and_named(name: Any, suffix: str, bad: float, reason: str) -> None:
     codec = codec_for(Codec(name=name, block=16))
     arrays = [(f"{n}{s}", part.copy()) for n, v in normal() for s, part in codec.encode(v).items()]
     dict(arrays)[f"b{suffix}"][3] = bad

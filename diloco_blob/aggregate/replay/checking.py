@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from diloco_blob.aggregate.context import Context
+from diloco_blob.aggregate.files import VersionFile
 from diloco_blob.aggregate.merging import Computed, compute
 from diloco_blob.aggregate.payloads import read_chunks
 from diloco_blob.aggregate.replay.rounds import check_decision, read_round, reason_class
@@ -23,7 +24,7 @@ from diloco_blob.protocol.audit import Collected, Finding, Kept, Ledger
 from diloco_blob.protocol.heads import newest_version, read_head
 from diloco_blob.protocol.layout import fragment_layout, fragment_tensors
 from diloco_blob.protocol.records import Commit, ObjectRef, Skipped
-from diloco_blob.wire import Layout, codec_for, decode_payload, digest, read_tensor_stream
+from diloco_blob.wire import Layout, codec_for, decode_payload, read_tensor_stream
 
 REPLAY_PROMISES = ("decision", "rejections", "merge")
 """The promises that only a replay can find broken."""
@@ -158,17 +159,17 @@ def _check_files(ctx: Context, made: Computed, commit: Commit, ledger: Ledger) -
     run = ctx.run.run
     layout = fragment_layout(run.tensors, commit.fragment)
     kept_layout = outer_layout(fragment_tensors(run.tensors, commit.fragment), run.settings)
-    if _check_file(ctx, commit.weights.params, made.version.params.contents(), layout, ledger):
+    if _check_file(ctx, commit.weights.params, made.version.params, layout, ledger):
         # Else these differ too, for a reason that is told already.
         _check_figures(made, commit, ledger)
-    _check_file(ctx, commit.outer, made.version.outer.contents(), kept_layout, ledger)
-    if commit.update.digest == digest(made.version.update):
+    _check_file(ctx, commit.outer, made.version.outer, kept_layout, ledger)
+    if commit.update.digest == made.version.update.digest:
         return
     codec = codec_for(run.settings.down)
     if not _report(
         commit.update,
         lambda: decode_payload(read_chunks(ctx.store, commit.update), layout, codec),
-        decode_payload([made.version.update], layout, codec),
+        decode_payload(made.version.update.chunks(), layout, codec),
         ledger,
     ):
         ledger.note("merge", commit.update.key, "is compressed otherwise here, to the same values (another zstd)")
@@ -183,11 +184,11 @@ def _check_figures(made: Computed, commit: Commit, ledger: Ledger) -> None:
         ledger.broken("merge", key, f"its step has the norm {new.step_norm!r}, it says {commit.step_norm!r}")
 
 
-def _check_file(ctx: Context, ref: ObjectRef, right: bytes, layout: Layout, ledger: Ledger) -> bool:
-    if ref.digest == digest(right):
+def _check_file(ctx: Context, ref: ObjectRef, right: VersionFile, layout: Layout, ledger: Ledger) -> bool:
+    if ref.digest == right.digest:
         return True
     different = _report(
-        ref, lambda: stored(ctx.store, ref, layout), read_tensor_stream([right], layout, len(right)), ledger
+        ref, lambda: stored(ctx.store, ref, layout), read_tensor_stream(right.chunks(), layout, right.size), ledger
     )
     if not different:
         ledger.broken("merge", ref.key, "its tensors are right, but in other bytes")

@@ -18,7 +18,12 @@ from diloco_blob.wire.reasons import REASONS
 from diloco_blob.wire.tensorfile import read_tensor_stream
 
 LAYOUT = (("w", (3, 5)), ("scalar", ()), ("w#scale", (2,)), ("empty", (0, 3)), ("é", (33,)))
-CODECS = (Codec(), Codec(name="bf16"), Codec(name="int8", block=8), Codec(name="int4", block=16))
+CODECS = (
+    Codec(), Codec(name="bf16"), Codec(name="int8", block=8), Codec(name="int4", block=16),
+    Codec(name="int2", block=8), Codec(name="sign", block=16), Codec(name="fp4", block=8),
+    *(Codec(name="topk", chunk=16, keep=3, value_bits=bits) for bits in (1, 2, 4, 8)),
+    *(Codec(name="dct_topk", chunk=16, keep=3, value_bits=bits) for bits in (1, 2, 4, 8)),
+)  # fmt: skip
 FRAME_BYTES_MAX = 1 << 16
 
 Result = TypeVar("Result")

@@ -1,0 +1,60 @@
+"""Codecs: an fp32 tensor as fewer bytes, and back. One implementation for both ends.
+
+What a codec decodes *is* what was sent: the sender subtracts it from its residual, the aggregator merges it,
+and on the downlink it is the new version, encoded by whichever aggregator comes first. So encoding and decoding
+give the same bits on every machine: elementwise IEEE operations, maxima, sums in an order of our own or of integers
+that are exact in any order; never what depends on how a CPU's sort breaks ties. What is multiplied keeps out of
+the subnormal range, where CPUs that flush to zero would differ.
+
+Every codec contracts: ‖x − decode(encode(x))‖ ≤ ‖x‖, which error feedback needs (arXiv 1901.09847).
+Encoding refuses what is not finite: one NaN would reach every island.
+"""
+
+from diloco_blob.core.settings import Codec
+from diloco_blob.wire.codecs.base import LEVELS, SCALE, VALUES, Parts, PartShapes, TensorCodec
+from diloco_blob.wire.codecs.blockwise import Blockwise
+from diloco_blob.wire.codecs.dct import DctTopK
+from diloco_blob.wire.codecs.fewbits import Fp4, Int2, Sign
+from diloco_blob.wire.codecs.plain import Bf16, Fp32
+from diloco_blob.wire.codecs.sparse import TopK
+
+__all__ = [
+    "LEVELS",
+    "SCALE",
+    "VALUES",
+    "Bf16",
+    "Blockwise",
+    "DctTopK",
+    "Fp4",
+    "Fp32",
+    "Int2",
+    "PartShapes",
+    "Parts",
+    "Sign",
+    "TensorCodec",
+    "TopK",
+    "codec_for",
+]
+
+
+def codec_for(settings: Codec) -> TensorCodec:
+    """The codec that `settings` asks for."""
+    match settings.name:
+        case "fp32":
+            return Fp32()
+        case "bf16":
+            return Bf16()
+        case "int8":
+            return Blockwise(bits=8, block=settings.block)
+        case "int4":
+            return Blockwise(bits=4, block=settings.block)
+        case "int2":
+            return Int2(block=settings.block)
+        case "sign":
+            return Sign(block=settings.block)
+        case "fp4":
+            return Fp4(block=settings.block)
+        case "topk":
+            return TopK(chunk=settings.chunk, keep=settings.keep, value_bits=settings.value_bits)
+        case "dct_topk":
+            return DctTopK(chunk=settings.chunk, keep=settings.keep, value_bits=settings.value_bits)
