@@ -31,7 +31,7 @@ import namespaces
 import numpy as np
 import tables
 import venvs
-from scenario import NUM_WORKERS, Fault, Run, RunError, ended, last_line, watch
+from scenario import NUM_WORKERS, STALL_S, Fault, Run, RunError, ended, last_line, watch
 from systems import SYSTEMS, System
 from task import Evaluator, Recipe, digest, weights, write_task
 
@@ -67,7 +67,7 @@ def measure(system: System, recipe: Recipe, folder: Path, *, fault: bool) -> dic
         outcome |= {"seconds": round(seconds, 1), "cut_off": cut_off, "load": round(os.getloadavg()[0], 1)}
         if watcher:
             times = {"killed_s": round(watcher.killed_s, 1), "back_s": round(watcher.back_s, 1)}
-            outcome |= {**times, "stalled": watcher.stalled}
+            outcome |= {**times, "stalled": watcher.stalled, "stall_limit_s": STALL_S}
         if system.networked:
             outcome["link"] = {
                 name: {"down": after[name][0] - before[name][0], "up": after[name][1] - before[name][1]}

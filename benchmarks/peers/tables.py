@@ -27,8 +27,9 @@ Flower's server has what its workers have, the other way round.
 _KILLED = """\
 ## Worker 1 is killed in the middle of round 4
 
-It joins again, with nothing on its disk, when worker 0 has completed round 6, or after 150 s in which worker 0
-completed none (*stood still*). The run is over at round 8. *Rounds* are those in which a worker trained, the one it
+It joins again, with nothing on its disk, when worker 0 has completed round 6, or when worker 0 has
+completed none for so long as the table says (*stood still*; the bench's limit, so it shows no more than that nothing
+moved until then). The run is over at round 8. *Rounds* are those in which a worker trained, the one it
 died in not counted. *Came back at round*: what the system itself told it; a dash where it trains first and is told at
 its first exchange (torchft), or with each message (flwr), or never (flwr-serverless).
 """
@@ -200,7 +201,7 @@ def _faults(results: dict[str, Any]) -> str:
                 _signed(_minus(final_loss(run), final_loss(without))),
                 " / ".join(str(w["rounds_trained"]) for w in run["workers"]),
                 f"{run['back_s'] - run['killed_s']:.0f}" if run["back_s"] else "-",
-                "until then" if run["stalled"] else "no",
+                f"{run['stall_limit_s']:.0f} s, until then" if run["stalled"] else "no",
                 str(joined[-1]) if run["back_s"] and joined else "-",
                 f"{run['seconds']:.0f}",
                 run["cut_off"] or "all done",

@@ -16,13 +16,12 @@ from functools import partial
 from typing import SupportsFloat
 
 import msgspec
-import numpy as np
 
 from diloco_blob.core.clock import Clock
 from diloco_blob.core.errors import Corrupt, InvalidSettings, Unavailable
 from diloco_blob.core.ids import Ids
 from diloco_blob.core.limits import CURSOR_CHARS_MAX
-from diloco_blob.island.arrays import Arrays
+from diloco_blob.island.arrays import Arrays, first_not_finite
 from diloco_blob.island.checks import check_cursor, checked_tokens
 from diloco_blob.island.inbox import Inbox
 from diloco_blob.island.joining import IslandOptions, Joined, join_run, put
@@ -334,13 +333,13 @@ class IslandCore:
     def _check_finite(self, local: Mapping[int, Arrays]) -> None:
         """Before anything is kept or sent: a checkpoint of NaNs would bring them back at every restart."""
         for arrays in local.values():
-            for name, array in arrays.items():
-                if not np.isfinite(array).all():
-                    raise Corrupt(
-                        f"island {self.membership.name}, step {self.steps}: {name} has a value that is NaN or infinite",
-                        "nothing of it was sent or kept; the same command goes on from the last exchange, but look at "
-                        "the learning rate and the data",
-                    )
+            name = first_not_finite(arrays)
+            if name is not None:
+                raise Corrupt(
+                    f"island {self.membership.name}, step {self.steps}: {name} has a value that is NaN or infinite",
+                    "nothing of it was sent or kept; the same command goes on from the last exchange, but look at "
+                    "the learning rate and the data",
+                )
 
     def _may_adopt(self, fragment: int, taken: Sequence[int]) -> bool:
         """Whether a version may be taken at this boundary without throwing away much that was not sent.
@@ -365,7 +364,7 @@ class IslandCore:
             if arrival is None:
                 continue
             self.at("adopt.before_write")
-            local = self.port.read(self._names[p])
+            local = {} if self.sync.adopt == "overwrite" else self.port.read(self._names[p])
             adopted = trajectory.adopt(local, arrival.weights, arrival.version, arrival.watermark, self.sync)
             put(self.port, trajectory, adopted)
             self.at("adopt.after_write")
@@ -381,8 +380,7 @@ class IslandCore:
             return
         self.at("adopt.before_write")
         overwrite = msgspec.structs.replace(self.sync, adopt="overwrite")
-        local = self.port.read(self._names[trajectory.fragment])
-        self.port.write(trajectory.adopt(local, arrival.weights, arrival.version, arrival.watermark, overwrite))
+        self.port.write(trajectory.adopt({}, arrival.weights, arrival.version, arrival.watermark, overwrite))
         self.at("adopt.after_write")
         self._noted(trajectory.fragment, arrival.watermark, arrival.staleness)
 

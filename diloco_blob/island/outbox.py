@@ -21,6 +21,7 @@ from diloco_blob.island.membership import Membership
 from diloco_blob.island.steps import ignore
 from diloco_blob.island.trajectory import Contribution
 from diloco_blob.protocol import keys
+from diloco_blob.protocol.layout import fragment_layout
 from diloco_blob.protocol.reading import read_limited
 from diloco_blob.protocol.records import FORMAT, ObjectRef, Receipt, decode, encode
 from diloco_blob.store.base import ObjectStore
@@ -210,7 +211,7 @@ class Outbox:
                 parcel.residuals[name] = result.residual
                 yield name, result.parts
 
-        layout = [(name, array.shape) for name, array in item.delta.items()]
+        layout = fragment_layout(self.membership.run.run.tensors, item.fragment)
         return pack_payload(coded(), layout, codec_for(self.membership.run.run.settings.up))
 
     def _receipt(self, item: Contribution, payload: bytes, seq: int) -> Receipt:

@@ -8,10 +8,13 @@ at the new version: the share of `local` that `mix` keeps is in the next contrib
 included; and the steps that `overwrite` discards between a send and the adoption are in none.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from diloco_blob.core.settings import Sync
-from diloco_blob.island.arrays import Arrays, copied, difference, mixed, total
+from diloco_blob.island.arrays import Arrays, Difference, mix, total, translate, translated
 
 
 @dataclass
@@ -21,8 +24,8 @@ class Contribution:
     fragment: int
     base_version: int
     """The version this progress started from."""
-    delta: Arrays
-    """Pseudo-gradient `mark − local`, older minus newer."""
+    delta: Mapping[str, np.ndarray]
+    """Pseudo-gradient `mark − local`, older minus newer: computed when it is encoded, not by the training thread."""
     steps: int
     tokens: int
     step_to: int
@@ -78,7 +81,7 @@ class Trajectory:
         contribution = Contribution(
             fragment=self.fragment,
             base_version=self.version,
-            delta=difference(self.mark, local),
+            delta=Difference(self.mark, local),
             steps=self.steps,
             tokens=self.tokens,
             step_to=step_to,
@@ -96,14 +99,14 @@ class Trajectory:
         """Take a new version.
 
         Args:
-            local: The island's weights now.
+            local: The island's weights now; written to. `overwrite` does not need them.
             new: The global weights at `version`; kept, so nobody may write to them.
             version: Their version.
             watermark: The number up to which the island's contributions are history at `version`.
             sync: How to adopt.
 
         Returns:
-            What the island's weights become.
+            What the island's weights become; not to be written to.
         """
         if sync.adopt == "carry":
             return self._carry(local, new, version, watermark)
@@ -111,7 +114,7 @@ class Trajectory:
         self.mirror, self.version, self.reference = new, version, None
         self.mark = new
         self._restart()
-        return copied(new) if sync.adopt == "overwrite" else mixed(local, new, sync.mix_alpha)
+        return new if sync.adopt == "overwrite" else mix(local, new, sync.mix_alpha)
 
     def rounded(self, intended: Arrays, actual: Arrays) -> None:
         """Account for a model that could not hold what it was given, such as one in bfloat16.
@@ -123,12 +126,8 @@ class Trajectory:
             intended: What was written into the model.
             actual: What the model then held.
         """
-        error = difference(actual, intended)
-        self.mark = total(self.mark, error)
-        self.reference = total(self.reference or self.mirror, error)
-        for item in self.in_flight:
-            if item.end is not None:
-                item.end = total(item.end, error)
+        self._translate(actual, intended)
+        self.reference = translated(self.reference or self.mirror, actual, intended)
 
     def unmerged(self, watermark: int, max_staleness: int) -> int:
         """Contributions taken that are not history at `watermark` and may still be merged.
@@ -150,14 +149,17 @@ class Trajectory:
         it does not train a second time what will be sent later.
         """
         reference = self._settle(watermark) or self.reference or self.mirror
-        shift = difference(new, reference)
-        # With nothing unsent, mark and local are one point: keep them equal to the bit.
-        self.mark = total(self.mark, shift)
+        # With nothing unsent, mark and local are one point: equal to the bit, and so they stay.
+        self._translate(new, reference)
+        self.mirror, self.version, self.reference = new, version, None
+        return translate(local, new, reference)
+
+    def _translate(self, to: Arrays, since: Arrays) -> None:
+        """Move the mark and the ends of what is in flight by `to − since`, in new memory: others read the old."""
+        self.mark = translated(self.mark, to, since)
         for item in self.in_flight:
             if item.end is not None:
-                item.end = total(item.end, shift)
-        self.mirror, self.version, self.reference = new, version, None
-        return total(local, shift)
+                item.end = translated(item.end, to, since)
 
     def _settle(self, watermark: int) -> Arrays | None:
         """Forget the contributions that are history; return the point up to which their progress was sent, if known."""

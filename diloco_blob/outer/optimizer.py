@@ -23,13 +23,14 @@ state of a version. A kind that is missing, as at version 0, is all zeros.
 """
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from diloco_blob.core.settings import Outer
-from diloco_blob.outer.norms import dot, square_sum
+from diloco_blob.outer.norms import dot, spans, square_sum
 from diloco_blob.wire.types import FloatArray
 
 
@@ -40,6 +41,13 @@ class Stepped(NamedTuple):
     """What is subtracted from the parameters."""
     state: dict[str, FloatArray]
     """What it remembers: one array for each of `state_kinds`."""
+
+
+_Rule: TypeAlias = Callable[[FloatArray, Mapping[str, FloatArray]], Stepped]
+"""A piece of Δ, and what is remembered of it → its step."""
+
+_SPAN_VALUES = 1 << 15
+"""A piece: what is in between stays in the cache. It decides no bits."""
 
 
 def state_kinds(outer: Outer) -> tuple[str, ...]:
@@ -63,34 +71,51 @@ def outer_step(outer: Outer, delta: FloatArray, state: Mapping[str, FloatArray],
     Returns:
         An infinite step is possible; it is refused by whoever encodes or writes it.
     """
+    flat, old = delta.reshape(-1), {kind: values.reshape(-1) for kind, values in state.items()}
+    step = np.empty(flat.size, np.float32)
+    new = {kind: np.empty(flat.size, np.float32) for kind in state_kinds(outer)}
     with np.errstate(over="ignore"):
-        if outer.momentum == 0.0:
-            return Stepped(_scaled(delta, np.float32(outer.lr)), {})
-        if outer.optimizer == "delayed_nesterov":
-            return _delayed_nesterov(outer, delta, state, version)
-        if outer.optimizer == "rho_adaptive":
-            return _rho_adaptive(outer, delta, state)
-        buf = _renewed(state.get("momentum"), np.float32(outer.momentum), delta)
-        direction = buf if outer.optimizer == "sgd" else _ahead(delta, buf, np.float32(outer.momentum))
-        return Stepped(_scaled(direction, np.float32(outer.lr)), {"momentum": buf})
+        rule = _rule(outer, flat, old, version)
+        for part in spans(flat.size, _SPAN_VALUES):
+            piece = rule(flat[part], {kind: values[part] for kind, values in old.items()})
+            step[part] = piece.step
+            for kind, values in piece.state.items():
+                new[kind][part] = values
+    return Stepped(step.reshape(delta.shape), {kind: values.reshape(delta.shape) for kind, values in new.items()})
 
 
-def _delayed_nesterov(outer: Outer, delta: FloatArray, state: Mapping[str, FloatArray], version: int) -> Stepped:
+def _rule(outer: Outer, delta: FloatArray, state: Mapping[str, FloatArray], version: int) -> _Rule:
+    """The step of any piece of a tensor, once what depends on all of it is known."""
+    if outer.momentum == 0.0:
+        return lambda piece, _: Stepped(piece * np.float32(outer.lr), {})
+    if outer.optimizer == "rho_adaptive":
+        factor = _rho_factor(outer, delta, state.get("previous"))
+        return lambda piece, _: Stepped(piece * factor, {"previous": piece})
+    if outer.optimizer == "delayed_nesterov":
+        return partial(_delayed_nesterov, outer, version)
+    return partial(_momentum, outer)
+
+
+def _momentum(outer: Outer, delta: FloatArray, state: Mapping[str, FloatArray]) -> Stepped:
+    lr, mu = np.float32(outer.lr), np.float32(outer.momentum)
+    buf = _renewed(state.get("momentum"), mu, delta)
+    return Stepped((buf if outer.optimizer == "sgd" else _ahead(delta, buf, mu)) * lr, {"momentum": buf})
+
+
+def _delayed_nesterov(outer: Outer, version: int, delta: FloatArray, state: Mapping[str, FloatArray]) -> Stepped:
     lr, mu = np.float32(outer.lr), np.float32(outer.momentum)
     buf, gathered = state.get("momentum"), _renewed(state.get("gathered"), np.float32(1.0), delta)
     if version % outer.delay:
         kept = np.zeros_like(delta) if buf is None else buf
-        return Stepped(_scaled(delta, lr), {"momentum": kept, "gathered": gathered})
+        return Stepped(delta * lr, {"momentum": kept, "gathered": gathered})
     buf = _renewed(buf, mu, gathered)
-    return Stepped(_scaled(_ahead(delta, buf, mu), lr), {"momentum": buf, "gathered": np.zeros_like(delta)})
+    return Stepped(_ahead(delta, buf, mu) * lr, {"momentum": buf, "gathered": np.zeros_like(delta)})
 
 
-def _rho_adaptive(outer: Outer, delta: FloatArray, state: Mapping[str, FloatArray]) -> Stepped:
-    previous = state.get("previous")
+def _rho_factor(outer: Outer, delta: FloatArray, previous: FloatArray | None) -> np.float32:
     rho = 0.0 if previous is None else _cosine(delta, previous)
     momentum = min(2.0 * (1.0 - rho), outer.momentum)
-    factor = np.float32(outer.lr / (1.0 - momentum * rho))
-    return Stepped(_scaled(delta, factor), {"previous": delta.copy()})
+    return np.float32(outer.lr / (1.0 - momentum * rho))
 
 
 def _cosine(left: FloatArray, right: FloatArray) -> float:
@@ -99,22 +124,14 @@ def _cosine(left: FloatArray, right: FloatArray) -> float:
     return min(max(dot(left, right) / norms, -1.0), 1.0) if norms > 0.0 else 0.0
 
 
-def _scaled(values: FloatArray, factor: np.float32) -> FloatArray:
-    # `out=`: plain operators turn an array without dimensions into a scalar.
-    return np.multiply(values, factor, out=np.empty_like(values))
-
-
 def _renewed(buf: FloatArray | None, mu: np.float32, delta: FloatArray) -> FloatArray:
     """μ·buf + Δ, the product rounded to fp32 as torch does."""
-    if buf is None:
-        return delta.copy()
-    out = _scaled(buf, mu)
-    return np.add(out, delta, out=out)
+    return delta if buf is None else buf * mu + delta
 
 
 def _ahead(delta: FloatArray, buf: FloatArray, mu: np.float32) -> FloatArray:
     """Δ + μ·buf, rounded once."""
-    wide = np.empty(delta.shape, np.float64)
-    np.multiply(buf, mu, out=wide, dtype=np.float64)  # exact: 24 by 24 bits fit into 53
-    np.add(wide, delta, out=wide)
+    wide = buf.astype(np.float64)
+    wide *= np.float64(mu)  # exact: 24 by 24 bits fit into 53
+    wide += delta.astype(np.float64)
     return wide.astype(np.float32)

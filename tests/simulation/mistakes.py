@@ -13,7 +13,7 @@ import pytest
 
 from diloco_blob.aggregate import closing, collect, gather, merging, step
 from diloco_blob.core.errors import Conflict
-from diloco_blob.island import core, inbox, membership, outbox
+from diloco_blob.island import catchup, core, membership, outbox
 from diloco_blob.island.arrays import total
 from diloco_blob.protocol import keys, policy
 from diloco_blob.protocol.records import ObjectRef, Watermark, encode
@@ -263,7 +263,7 @@ def deadlines_never_fire(patch: Patch) -> None:
 @mistake("weights")
 def updates_are_added_and_not_checked(patch: Patch) -> None:
     """An island applies what it should subtract with the wrong sign, and does not compare digests."""
-    patch.setattr(inbox, "difference", total)
+    patch.setattr(catchup, "difference", total)
 
     class Believing:
         def __ne__(self, other: object) -> bool:
@@ -271,7 +271,7 @@ def updates_are_added_and_not_checked(patch: Patch) -> None:
 
         __hash__ = None  # type: ignore[assignment]
 
-    patch.setattr(inbox, "weights_digest", lambda _: Believing())
+    patch.setattr(catchup, "weights_digest", lambda _: Believing())
 
 
 @mistake("skipped", "rejected", "aggregator", "audit", "liveness")
