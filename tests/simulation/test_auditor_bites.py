@@ -10,13 +10,12 @@ from diloco_blob.sim.protocol import simulate
 SEEDS = 1000
 
 FOUND_AT = {
-    "a_receipt_is_written_anew_when_tried_again": 413,
-    "answers_that_end_early_are_believed": 114,
-    "a_payload_keeps_the_number_that_it_was_first_given": 92,
-    "momentum_is_never_read_back": 39,
-    "a_refusal_is_never_ours": 32,
-    "deadlines_never_fire": 25,
-    "an_increment_is_summed_twice": 19,
+    "a_receipt_is_written_anew_when_tried_again": 261,
+    "answers_that_end_early_are_believed": 117,
+    "a_payload_keeps_the_number_that_it_was_first_given": 177,
+    "momentum_is_never_read_back": 31,
+    "a_refusal_is_never_ours": 52,
+    "an_increment_is_summed_twice": 35,
 }
 """The first seed that finds it, at the time of writing: tried before all others, to save time. Other draws move it."""
 
