@@ -25,7 +25,7 @@ NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0.0)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 
-PRESETS = ("diloco", "local-sgd", "fedavg", "streaming-diloco", "decoupled-diloco")
+PRESETS = ("diloco", "local-sgd", "fedavg", "streaming-diloco", "decoupled-diloco", "sparseloco")
 
 
 class Sync(Struct, frozen=True, forbid_unknown_fields=True):

@@ -47,7 +47,7 @@ def test_streaming_diloco():
     settings = preset("streaming-diloco")
     assert (settings.sync.sync_every, settings.sync.num_fragments, settings.sync.overlap) == (100, 8, 1)
     assert (settings.sync.adopt, settings.sync.mix_alpha) == ("mix", 0.5)
-    assert (settings.up.name, settings.up.error_feedback) == ("int4", False)
+    assert (settings.up.name, settings.up.error_feedback) == ("fp4", False)
 
 
 def test_decoupled_diloco():
@@ -56,3 +56,11 @@ def test_decoupled_diloco():
     assert (settings.sync.adopt, settings.policy.quorum) == ("overwrite", 1)
     assert (settings.merge.rule, settings.merge.weights) == ("rda", "tokens2_per_step")
     assert (settings.up.name, settings.down.name) == ("bf16", "bf16")
+
+
+def test_sparseloco():
+    settings = preset("sparseloco")
+    assert (settings.sync.sync_every, settings.sync.overlap) == (30, 0)
+    assert (settings.up.name, settings.up.chunk, settings.up.keep, settings.up.value_bits) == ("topk", 4096, 64, 2)
+    assert (settings.up.error_feedback, settings.up.decay) == (True, 0.95)
+    assert (settings.merge.rule, settings.outer.optimizer, settings.outer.momentum) == ("sparse_mean", "sgd", 0.0)
