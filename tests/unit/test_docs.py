@@ -112,8 +112,8 @@ def test_files_and_words_of_make_that_are_named_exist(path: Path) -> None:
     text = path.read_text()
     for name in re.findall(r"`((?:diloco_blob|tests|workers|benchmarks|docs)/[\w./-]*\w)/?`", text):
         assert (ROOT / name).exists(), name
-    words = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for word in re.findall(r"(?:`|^    )make ([a-z]+)", text, re.MULTILINE):
+    words = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for word in re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE):
         assert word in words, word
 
 
