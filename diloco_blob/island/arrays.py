@@ -4,7 +4,7 @@ The training thread waits for most of these: they work in pieces that stay in th
 already where nobody else needs what it held.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -55,26 +55,44 @@ def total(left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> Ar
 
 
 def translated(
-    point: Mapping[str, np.ndarray], to: Mapping[str, np.ndarray], since: Mapping[str, np.ndarray]
-) -> Arrays:
-    """`point + (to − since)`, in fp32; both operations are rounded."""
-    return {
-        name: _translated(array, to[name], since[name], np.empty(array.size, np.float32))
-        for name, array in point.items()
-    }
+    points: Sequence[Mapping[str, np.ndarray]],
+    to: Mapping[str, np.ndarray],
+    since: Mapping[str, np.ndarray],
+    owed: Mapping[str, np.ndarray] | None = None,
+    *,
+    into: Sequence[Arrays] = (),
+) -> list[Arrays]:
+    """Each point moved by the same shift: `point + (to − (since + owed))`, in fp32; each operation is rounded.
 
+    One pass, with the shift only ever in the cache: fresh memory costs more than the arithmetic.
 
-def translate(point: Arrays, to: Mapping[str, np.ndarray], since: Mapping[str, np.ndarray]) -> Arrays:
-    """The same, in the memory of `point`: fresh memory costs more than the arithmetic."""
-    return {name: _translated(array, to[name], since[name], array.reshape(-1)) for name, array in point.items()}
-
-
-def _translated(point: np.ndarray, to: np.ndarray, since: np.ndarray, out: np.ndarray) -> np.ndarray:
-    before, new, old, shift = point.reshape(-1), to.reshape(-1), since.reshape(-1), np.empty(_SPAN_VALUES, np.float32)
-    for part in spans(out.size, _SPAN_VALUES):
-        moved = np.subtract(new[part], old[part], out=shift[: new[part].size])
-        np.add(before[part], moved, out=out[part])
-    return out.reshape(point.shape)
+    Args:
+        points: What is moved.
+        to: Where the merged point lies now.
+        since: Where it lay, but for what is owed.
+        owed: None: nothing.
+        into: The memory that the first results may take, which may be that of their points.
+    """
+    found: list[Arrays] = [{} for _ in points]
+    shift = np.empty(_SPAN_VALUES, np.float32)
+    for name, target in to.items():
+        new, old = target.reshape(-1), since[name].reshape(-1)
+        rest = owed[name].reshape(-1) if owed else None
+        flats = [point[name].reshape(-1) for point in points]
+        outs = [given[name].reshape(-1) for given in into]
+        outs += [np.empty(new.size, np.float32) for _ in points[len(into) :]]
+        for part in spans(new.size, _SPAN_VALUES):
+            moved = shift[: new[part].size]
+            if rest is None:
+                np.subtract(new[part], old[part], out=moved)
+            else:
+                np.add(old[part], rest[part], out=moved)
+                np.subtract(new[part], moved, out=moved)
+            for flat, out in zip(flats, outs, strict=True):
+                np.add(flat[part], moved, out=out[part])
+        for result, out in zip(found, outs, strict=True):
+            result[name] = out.reshape(target.shape)
+    return found
 
 
 def mix(local: Arrays, new: Mapping[str, np.ndarray], alpha: float) -> Arrays:

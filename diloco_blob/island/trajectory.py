@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from diloco_blob.core.settings import Sync
-from diloco_blob.island.arrays import Arrays, Difference, mix, total, translate, translated
+from diloco_blob.island.arrays import Arrays, Difference, mix, total, translated
 
 
 @dataclass
@@ -126,8 +126,9 @@ class Trajectory:
             intended: What was written into the model.
             actual: What the model then held.
         """
-        self._translate(actual, intended)
-        self.reference = translated(self.reference or self.mirror, actual, intended)
+        points = [self.mark, self.reference or self.mirror, *self._ends()]
+        self.mark, self.reference, *ends = translated(points, actual, intended)
+        self._set_ends(ends)
 
     def unmerged(self, watermark: int, max_staleness: int) -> int:
         """Contributions taken that are not history at `watermark` and may still be merged.
@@ -148,30 +149,35 @@ class Trajectory:
         mirror, to which that point was translated then. So an island goes on from the new version and its own residual:
         it does not train a second time what will be sent later.
         """
-        reference = self._settle(watermark) or self.reference or self.mirror
-        # With nothing unsent, mark and local are one point: equal to the bit, and so they stay.
-        self._translate(new, reference)
+        merged = self._settle(watermark)
+        since, owed = (merged.end, merged.owed) if merged else (None, None)
+        if since is None:
+            since, owed = self.reference or self.mirror, None
+        # With nothing unsent, mark and local are one point: equal to the bit, and so they stay. Of the others the old
+        # memory is still read by whoever sends.
+        moved, self.mark, *ends = translated([local, self.mark, *self._ends()], new, since, owed, into=[local])
+        self._set_ends(ends)
         self.mirror, self.version, self.reference = new, version, None
-        return translate(local, new, reference)
+        return moved
 
-    def _translate(self, to: Arrays, since: Arrays) -> None:
-        """Move the mark and the ends of what is in flight by `to − since`, in new memory: others read the old."""
-        self.mark = translated(self.mark, to, since)
-        for item in self.in_flight:
-            if item.end is not None:
-                item.end = translated(item.end, to, since)
+    def _ends(self) -> list[Arrays]:
+        return [item.end for item in self.in_flight if item.end is not None]
 
-    def _settle(self, watermark: int) -> Arrays | None:
-        """Forget the contributions that are history; return the point up to which their progress was sent, if known."""
-        end = None
+    def _set_ends(self, ends: list[Arrays]) -> None:
+        for item, end in zip((item for item in self.in_flight if item.end is not None), ends, strict=True):
+            item.end = end
+
+    def _settle(self, watermark: int) -> Contribution | None:
+        """Forget the contributions that are history; return the newest of them."""
+        newest = None
         waiting = []
         for item in self.in_flight:
             if item.seq is not None and item.seq <= watermark:
-                end = item.sent_to(item.end)
+                newest = item
             else:
                 waiting.append(item)
         self.in_flight = waiting
-        return end
+        return newest
 
     def _restart(self) -> None:
         self.steps, self.tokens, self.train_s = 0, 0, 0.0
