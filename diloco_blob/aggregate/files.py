@@ -6,13 +6,31 @@ files, named by what they hold, and put from there.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from tempfile import SpooledTemporaryFile
+from contextlib import contextmanager
+from tempfile import SpooledTemporaryFile, gettempdir
 
+from diloco_blob.core.errors import Unavailable
 from diloco_blob.store.body import COPY_BYTES, Body
 from diloco_blob.wire import FloatArray, Layout, RunningDigest, write_tensor_stream
 
 MEMORY_BYTES_MAX = 64 << 20
 """Of one temporary file that are kept in memory."""
+
+
+@contextmanager
+def temporary_space() -> Iterator[None]:
+    """What the system says of a temporary file that cannot be written is no answer of the store, and decides nothing.
+
+    Raises:
+        Unavailable: There is no room.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(
+            f"the folder for temporary files, {gettempdir()}, takes nothing: {error.strerror or error}",
+            "free some space there, or set TMPDIR to a folder with room for the model, several times",
+        ) from error
 
 
 class VersionFile:
@@ -26,7 +44,8 @@ class VersionFile:
 
     def write(self, piece: bytes | memoryview) -> None:
         """Append; not after `body` or `chunks`."""
-        self._file.write(piece)
+        with temporary_space():
+            self._file.write(piece)
         self._digest.update(piece)
         self.size += len(piece)
 

@@ -15,7 +15,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from diloco_blob.aggregate.context import Context
-from diloco_blob.aggregate.files import MEMORY_BYTES_MAX
+from diloco_blob.aggregate.files import MEMORY_BYTES_MAX, temporary_space
 from diloco_blob.aggregate.gather import skip
 from diloco_blob.core.errors import Corrupt, NotFound
 from diloco_blob.core.limits import PSEUDO_GRADIENT_ABS_MAX
@@ -80,7 +80,7 @@ class Spool:
         """Append; give where it starts and how long it is. What an exception cuts short is overwritten."""
         start = end = self._end
         for chunk in chunks:
-            with self._lock:
+            with self._lock, temporary_space():
                 self._file.seek(end)
                 self._file.write(chunk)
             end += len(chunk)

@@ -201,8 +201,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"policy.grace_s ({self.policy.grace_s}) cannot exceed policy.deadline_s ({self.policy.deadline_s})"
             )
-        if self.sync.owe_unmerged and not self.up.error_feedback:
-            raise ValueError("sync.owe_unmerged needs up.error_feedback = true: what is owed has to be kept somewhere")
+        if self.sync.owe_unmerged and not (self.up.error_feedback and self.up.decay > 0.0):
+            raise ValueError(
+                "sync.owe_unmerged needs up.error_feedback = true and up.decay above 0: what is owed has to be kept"
+            )
         if self.sync.overlap == 0 and self.sync.adopt == "mix":
             raise ValueError("sync.adopt = 'mix' needs sync.overlap ≥ 1: without overlap there is nothing to mix")
 

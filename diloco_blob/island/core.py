@@ -314,7 +314,7 @@ class IslandCore:
         ]
         for item in contributions:
             self._sent_at_step[item.fragment] = self.steps
-            self.pace.took(item.fragment, item.steps, item.train_s)
+            self.pace.took(item.fragment, self.steps, item.steps, item.train_s)
         self.patience.taken()
         self.outbox.submit(contributions, before=write, sent=sent)
         self.driver.wake()

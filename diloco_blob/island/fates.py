@@ -45,7 +45,7 @@ def unmerged(store: ObjectStore, run: RunInfo, island: str, after: Head, heads: 
 
     Raises:
         Unavailable: The store did not answer.
-        Corrupt: A record is not what its name says.
+        Corrupt: A commit is not what its name says.
     """
     newest = heads[-1]
     if num_unmerged(newest.tally, island) == num_unmerged(after.tally, island):
@@ -55,14 +55,22 @@ def unmerged(store: ObjectStore, run: RunInfo, island: str, after: Head, heads: 
     found: list[int] = []
     for version in range(first, newest.version + 1):
         head = known.get(version) or read_head(store, run, newest.fragment, version)
-        close = decode(store.get(keys.close(head.fragment, version))[0], Close, run=run.digest)
-        rejected = head.commit.rejected if head.commit else ()
-        found += _numbers((*close.skipped, *rejected), island)
+        found += _numbers((*_skipped(store, run, island, head), *(head.commit.rejected if head.commit else ())), island)
     return tuple(sorted(found))
 
 
+def _skipped(store: ObjectStore, run: RunInfo, island: str, head: Head) -> tuple[Skipped, ...]:
+    """What the close of a version skipped; nothing if it cannot be read: the weights are there all the same."""
+    try:
+        return decode(store.get(keys.close(head.fragment, head.version))[0], Close, run=run.digest).skipped
+    except (NotFound, Corrupt) as error:
+        log.warning("island %s: what version %d skipped is not owed again: %s", island, head.version, error)
+        return ()
+
+
 def _numbers(entries: Iterable[Skipped], island: str) -> list[int]:
-    return [entry.seq for entry in entries if entry.island == island]
+    """Not of what was malformed: sent again it would be so again, and what is owed would grow without end."""
+    return [entry.seq for entry in entries if entry.island == island and not entry.reason.startswith("malformed")]
 
 
 def sent_before(store: ObjectStore, run: RunInfo, island: str, fragment: int, seq: int, codec: Codec) -> Arrays | None:

@@ -179,7 +179,6 @@ class Outbox:
         if parcel.payload is None:
             parcel.payload = self._encode(parcel)
         if parcel.sent:
-            item.seq = self.next_seq[item.fragment]
             self._sent(parcel, self.next_seq[item.fragment])
             return
         self.membership.check_fence()
@@ -192,10 +191,10 @@ class Outbox:
 
     def _sent(self, parcel: _Parcel, seq: int) -> None:
         item = parcel.contribution
-        item.seq = seq
-        item.delta = {}
         if item.end is not None:
             item.owed = self.feedback[item.fragment].still_owed(parcel.residuals)
+        item.delta = {}
+        item.seq = seq  # Last: from here on the training thread may settle it, and needs what is owed.
         self.next_seq[item.fragment] = seq + 1
         self.feedback[item.fragment].keep(parcel.residuals)
         self.on_sent(item)

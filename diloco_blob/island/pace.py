@@ -28,6 +28,8 @@ class Pace:
     _intervals: dict[int, int] = field(default_factory=dict)
     _speeds: dict[int, float] = field(default_factory=dict)
     """Own steps per second in the newest contribution, by fragment."""
+    _taken_at: dict[int, int] = field(default_factory=dict)
+    """Step at which the newest contribution to a fragment was taken; a restart takes what was due without `due`."""
 
     def __post_init__(self) -> None:
         self._offsets = offsets(self.sync.num_fragments, self.sync.sync_every)
@@ -46,8 +48,9 @@ class Pace:
                     self._due_at[p] = step + self.interval(p)
         return found
 
-    def took(self, fragment: int, steps: int, seconds: float) -> None:
-        """A contribution of so many steps, which took so long to train, was taken."""
+    def took(self, fragment: int, step: int, steps: int, seconds: float) -> None:
+        """A contribution of so many steps, which took so long to train, was taken after inner step number `step`."""
+        self._taken_at[fragment] = step
         if seconds > 0.0:
             self._speeds[fragment] = steps / seconds
 
@@ -58,3 +61,4 @@ class Pace:
             return
         ratio = min(1.0, max(own / fastest, 1.0 / RATIO_MAX))
         self._intervals[fragment] = max(1, self.sync.overlap + 1, int(ratio * self.sync.sync_every))
+        self._due_at[fragment] = self._taken_at[fragment] + self._intervals[fragment]

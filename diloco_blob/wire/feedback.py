@@ -100,7 +100,7 @@ class ErrorFeedback:
         if self._enabled:
             for name, values in sent.items():
                 residual = self._residuals.get(name)
-                self._residuals[name] = values.copy() if residual is None else residual + values
+                self._residuals[name] = values.copy() if residual is None else np.asarray(residual + values)
 
     def export(self) -> dict[str, FloatArray]:
         """All residuals, for a checkpoint or the outer state. The arrays are never changed in place."""

@@ -480,8 +480,8 @@ def test_a_step_that_is_not_finite_is_not_committed() -> None:
 def test_memory_does_not_grow_with_the_number_of_islands(
     codec: Literal["int4", "fp32"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tensor of each of ten more islands would be 40 MiB; held of each are a decompressor and some chunks."""
-    shapes = {f"layer.{number}": (1 << 20,) for number in range(2)}  # Large enough for threads.
+    """A tensor of each of ten more islands would be 80 MiB; held of each are a decompressor and chunks, some 2 MiB."""
+    shapes = {f"layer.{number}": (1 << 21,) for number in range(2)}  # Large enough for threads.
     monkeypatch.setattr("diloco_blob.aggregate.payloads.MEMORY_BYTES_MAX", 1 << 16)
     monkeypatch.setattr("diloco_blob.aggregate.files.MEMORY_BYTES_MAX", 1 << 16)
     peaks = {}
@@ -497,7 +497,7 @@ def test_memory_does_not_grow_with_the_number_of_islands(
         assert len(toy.aggregate(store=folder, drain=True).merged) == num_islands
         peaks[num_islands] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert peaks[12] - peaks[2] < 30 << 20
+    assert peaks[12] - peaks[2] < 45 << 20
 
 
 def test_memory_does_not_grow_with_the_number_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

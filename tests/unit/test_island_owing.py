@@ -11,7 +11,7 @@ import pytest
 from diloco_blob.core.errors import InvalidSettings
 from diloco_blob.core.ids import SeededIds
 from diloco_blob.core.settings import Codec, Collect, Merge, Outer, Policy, Settings, Sync, parse_settings
-from diloco_blob.island import saving
+from diloco_blob.island import fates, saving
 from diloco_blob.island.inbox import Inbox
 from diloco_blob.island.pace import RATIO_MAX, Pace
 from diloco_blob.protocol import keys
@@ -62,6 +62,22 @@ def skipped(fleet: Fleet, island: ToyIsland) -> list[int]:
         close = decode(fleet.bare.get(info.key)[0], Close, run=run.digest)
         found += [entry.seq for entry in close.skipped if entry.island == island.name]
     return found
+
+
+def test_a_close_that_cannot_be_read_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet, real = late_world(owe=True), fates.decode
+
+    def damaged(data: bytes, kind: Any, **more: Any) -> Any:
+        return real(data[:1] if kind is Close else data, kind, **more)
+
+    monkeypatch.setattr(fates, "decode", damaged)
+    with caplog.at_level(logging.WARNING, logger=fates.__name__):
+        for _ in range(200):
+            fleet.tick(1000)
+    assert fleet.islands[1].core.version > 10
+    assert "is not owed again" in caplog.text
 
 
 def test_what_was_skipped_is_owed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +173,8 @@ class _Reading:
 def test_to_owe_something_it_has_to_be_kept() -> None:
     with pytest.raises(InvalidSettings, match=r"owe_unmerged needs up\.error_feedback = true"):
         parse_settings("[sync]\nowe_unmerged = true", source="t")
+    with pytest.raises(InvalidSettings, match=r"up\.decay above 0"):
+        parse_settings("[sync]\nowe_unmerged = true\n[up]\nerror_feedback = true\ndecay = 0.0", source="t")
 
 
 # ---- laggards
@@ -228,11 +246,11 @@ def test_a_laggard_whose_updates_were_collected_takes_the_params() -> None:
 def test_the_pace_by_hand() -> None:
     pace = Pace(Sync(sync_every=10, num_fragments=2, match_speed=True))
     assert [step for step in range(1, 31) if 0 in pace.due(step)] == [10, 20, 30]
-    pace.took(0, 10, 20.0)  # half a step a second
+    pace.took(0, 30, 10, 20.0)  # half a step a second
     pace.learned(0, 2.0)  # a quarter of the fastest
     assert pace.interval(0) == 2
     assert pace.interval(1) == 10
-    assert [step for step in range(31, 50) if 0 in pace.due(step)] == [40, 42, 44, 46, 48]
+    assert [step for step in range(31, 50) if 0 in pace.due(step)] == [32, 34, 36, 38, 40, 42, 44, 46, 48]
     pace.learned(0, 1e9)
     assert pace.interval(0) == max(1, 10 // RATIO_MAX)
     pace.learned(0, 0.25)  # it is the fastest itself
@@ -241,15 +259,23 @@ def test_the_pace_by_hand() -> None:
 
 def test_offsets_of_fragments_are_kept_where_speeds_are_not_matched() -> None:
     pace = Pace(Sync(sync_every=10, num_fragments=2))
-    pace.took(0, 10, 20.0)
+    pace.took(0, 10, 10, 20.0)
     pace.learned(0, 2.0)
     assert [step for step in range(1, 31) if 1 in pace.due(step)] == [5, 15, 25]
     assert [step for step in range(1, 31) if 0 in pace.due(step)] == [10, 20, 30]
 
 
+def test_a_restarted_island_keeps_its_pace() -> None:
+    # A restart does what was due at its checkpoint without asking `due`, and learns the speeds from the next version.
+    pace = Pace(Sync(sync_every=64, match_speed=True))
+    pace.took(0, 144, 16, 64.0)
+    pace.learned(0, 1.0)
+    assert [step for step in range(145, 200) if 0 in pace.due(step)] == [160, 176, 192]
+
+
 def test_overlap_stays_shorter_than_the_interval() -> None:
     pace = Pace(Sync(sync_every=10, overlap=4, match_speed=True))
-    pace.took(0, 10, 100.0)
+    pace.took(0, 10, 10, 100.0)
     pace.learned(0, 10.0)
     assert pace.interval(0) == 5
 

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_blob.core.settings import Sync
+from diloco_blob.core.settings import Codec, Sync
 from diloco_blob.island.arrays import Arrays, copied
+from diloco_blob.island.outbox import Outbox, _Parcel
 from diloco_blob.island.trajectory import Trajectory
 from diloco_blob.testing.port import ArrayPort
+from diloco_blob.wire import ErrorFeedback
 
 CARRY = Sync(sync_every=10, overlap=2, adopt="carry")
 OVERWRITE = Sync(sync_every=10, overlap=2, adopt="overwrite")
@@ -206,3 +208,23 @@ def test_carry_with_a_coarse_codec_never_loses_or_repeats_progress(data):
             flying = [item for item in flying if item[0] > number]
             local = float(trajectory.adopt(at(local), at(merged), number, number, CARRY)["w"][0])
             assert local == total
+
+
+def test_whoever_sees_the_number_of_a_contribution_sees_what_is_owed_of_it(monkeypatch: pytest.MonkeyPatch):
+    trajectory = fresh(0.0)
+    item = take(trajectory, at(-1.0), keep_end=True)
+    feedback = ErrorFeedback(Codec(name="topk", chunk=16, keep=1, error_feedback=True, decay=0.95))
+    outbox = Outbox(None, None, None, None, next_seq={0: 1}, feedback={0: feedback})  # type: ignore[arg-type]
+    coded = feedback.code("w", np.asarray(item.delta["w"]))
+    seen = []
+    real = feedback.still_owed
+
+    def still_owed(residuals):  # As the training thread might look while the other one multiplies.
+        seen.append(item.seq)
+        return real(residuals)
+
+    monkeypatch.setattr(feedback, "still_owed", still_owed)
+    outbox._sent(_Parcel(item, residuals={"w": coded.residual}), 1)
+    assert seen == [None]
+    assert item.seq == 1
+    assert item.owed is not None

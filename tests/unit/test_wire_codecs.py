@@ -318,3 +318,12 @@ def test_settings_that_make_no_sense_are_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match="must be a square"):
         Codec(name="dct_topk", chunk=2048)
     assert math.isqrt(Codec(name="dct_topk").chunk) == 64
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0xFFBFFFFF])
+def test_a_scale_that_is_any_nan_is_refused_in_silence(bits: int):
+    codec = codec_for(Codec(name="int8"))
+    parts = {suffix: np.array(part) for suffix, part in codec.encode(np.ones(8, np.float32)).items()}
+    parts["#scale"].view(np.uint32)[0] = bits
+    with pytest.raises(Corrupt, match="non-finite"):
+        codec.decode(parts, (8,))

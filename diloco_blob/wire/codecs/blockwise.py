@@ -72,7 +72,7 @@ class Blockwise(BlockCodec):
             codes[count // 2 : -(-count // 2)] |= np.uint8(_OFFSET << 4)
 
     def _checked_scale(self, scale: AnyArray) -> FloatArray:
-        with np.errstate(over="ignore"):  # a scale near the largest fp32
+        with np.errstate(over="ignore", invalid="ignore"):  # near the largest fp32; a signalling NaN
             if not np.isfinite(scale * self._level_max).all():
                 raise corrupt("non-finite", "the scale of a block is NaN or infinite, or makes values that are")
         if (scale < SCALE_MIN).any():
