@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from diloco_blob.aggregate.ahead import Ahead
 from diloco_blob.aggregate.files import TensorFile, VersionFile, written
@@ -22,6 +23,7 @@ from diloco_blob.aggregate.payloads import Tensors, read_chunks
 from diloco_blob.core.errors import Corrupt
 from diloco_blob.core.settings import Settings
 from diloco_blob.outer import merge_tensor, outer_step, square_sum, state_kinds
+from diloco_blob.outer.norms import spans
 from diloco_blob.protocol.heads import Head
 from diloco_blob.protocol.layout import fragment_layout, fragment_tensors
 from diloco_blob.protocol.records import ObjectRef, Run, TensorSpec
@@ -48,16 +50,29 @@ class Share(NamedTuple):
     """Factor on their sum."""
 
     def next_tensor(self) -> FloatArray:
-        """Its progress on the next tensor: summed and clipped in float64, rounded once."""
-        first, *rest = (next(tensors)[1] for tensors in self.increments)
-        if not rest and self.clip == 1.0:
-            return first
-        total = first.astype(np.float64)
-        for values in rest:
-            np.add(total, values, out=total)
-        if self.clip != 1.0:
-            np.multiply(total, self.clip, out=total)
-        return total.astype(np.float32)
+        """Its progress on the next tensor: summed and clipped in float64, rounded once.
+
+        Beside the result there is a float64 sum if there are several increments, else nothing as large as the tensor:
+        each increment goes before the next one is decoded, and the last one's memory takes the result.
+        """
+        *earlier, last = self.increments
+        total: npt.NDArray[np.float64] | None = None
+        for tensors in earlier:
+            values = next(tensors)[1].reshape(-1)
+            total = values.astype(np.float64) if total is None else np.add(total, values, out=total)
+            del values
+        values = next(last)[1]
+        if total is None and self.clip == 1.0:
+            return values
+        flat = np.ascontiguousarray(values).reshape(-1)
+        for part in spans(flat.size):
+            wide = flat[part].astype(np.float64)
+            if total is not None:
+                np.add(total[part], wide, out=wide)
+            if self.clip != 1.0:
+                np.multiply(wide, self.clip, out=wide)
+            flat[part] = wide
+        return flat.reshape(values.shape)
 
     def norm(self, num_tensors: int) -> float:
         """L2 norm of its progress on the whole fragment, to the same bits on every machine; uses the share up."""

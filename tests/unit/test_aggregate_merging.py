@@ -1,10 +1,7 @@
 """Merging: the numbers against independent references, bad payloads, and bytes that never differ."""
 
 import math
-import tracemalloc
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -14,13 +11,10 @@ import zstandard
 
 from diloco_blob.aggregate.payloads import payload_bytes_max
 from diloco_blob.core.errors import Corrupt
-from diloco_blob.core.ids import SeededIds
 from diloco_blob.core.settings import Codec, Merge, Outer, Policy, Settings, Sync
 from diloco_blob.protocol import keys
 from diloco_blob.protocol.audit import audit
 from diloco_blob.protocol.records import ObjectRef, Skipped, encode
-from diloco_blob.store.local import LocalStore
-from diloco_blob.store.retrying import RetryingStore
 from diloco_blob.testing.toy import SHAPES, ToyRun, random_tensors
 from diloco_blob.wire import FloatArray, codec_for, decode_payload, digest, read_tensors, weights_digest, write_tensors
 
@@ -471,53 +465,6 @@ def test_a_step_that_is_not_finite_is_not_committed() -> None:
     with pytest.raises(Corrupt, match="non-finite"):
         toy.aggregate()
     assert toy.head().version == 0
-
-
-# ---- memory
-
-
-@pytest.mark.parametrize("codec", ["int4", "fp32"])
-def test_memory_does_not_grow_with_the_number_of_islands(
-    codec: Literal["int4", "fp32"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tensor of each of ten more islands would be 80 MiB; held of each are a decompressor and chunks, some 2 MiB."""
-    shapes = {f"layer.{number}": (1 << 21,) for number in range(2)}  # Large enough for threads.
-    monkeypatch.setattr("diloco_blob.aggregate.payloads.MEMORY_BYTES_MAX", 1 << 16)
-    monkeypatch.setattr("diloco_blob.aggregate.files.MEMORY_BYTES_MAX", 1 << 16)
-    peaks = {}
-    for num_islands in (2, 12):
-        merge = Merge(clip="median")  # Another pass over the same streams.
-        toy = ToyRun(Settings(policy=POLICY, merge=merge, up=Codec(name=codec)), shapes=shapes)
-        for island in range(num_islands):
-            toy.send(f"island-{island}", island)
-        folder = LocalStore(str(tmp_path / str(num_islands)), clock=toy.clock, ids=SeededIds(0))
-        for info in toy.store.list(""):
-            folder.put(info.key, toy.store.get(info.key)[0])
-        tracemalloc.start()
-        assert len(toy.aggregate(store=folder, drain=True).merged) == num_islands
-        peaks[num_islands] = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peaks[12] - peaks[2] < 45 << 20
-
-
-def test_memory_does_not_grow_with_the_number_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of 40 more tensors would be 40 MiB of weights, as much of momentum, and 20 MiB of the update."""
-    monkeypatch.setattr("diloco_blob.aggregate.payloads.MEMORY_BYTES_MAX", 1 << 16)
-    monkeypatch.setattr("diloco_blob.aggregate.files.MEMORY_BYTES_MAX", 1 << 16)
-    monkeypatch.setattr("diloco_blob.aggregate.payloads.READ_BYTES", 1 << 16)
-    peaks = {}
-    for num_tensors in (8, 48):
-        shapes = {f"layer.{number}": (1 << 18,) for number in range(num_tensors)}
-        toy = ToyRun(Settings(policy=POLICY, up=Codec(name="bf16"), down=Codec(name="bf16")), shapes=shapes)
-        toy.send("a", 1)
-        folder = LocalStore(str(tmp_path / str(num_tensors)), clock=toy.clock, ids=SeededIds(0))
-        for info in toy.store.list(""):
-            folder.put(info.key, toy.store.get(info.key)[0])
-        tracemalloc.start()
-        assert toy.aggregate(store=RetryingStore(folder, toy.clock, SeededIds(0)), drain=True).merged
-        peaks[num_tensors] = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peaks[48] - peaks[8] < 4 << 20
 
 
 # ---- determinism
