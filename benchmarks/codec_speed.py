@@ -52,7 +52,7 @@ def main() -> None:
     )
     print("codec     bits   encode   decode  feedback   (times the copy)")
     for settings in CODECS:
-        codec = codec_for(settings)
+        codec = codec_for(settings, 1)
         parts = codec.encode(values)
         works = (
             lambda codec=codec: codec.encode(values),

@@ -80,7 +80,7 @@ class Bucket:
         tensors = make_layout([(name, array.shape, "float32") for name, array in initial.items()], 1)
         self.run: RunInfo = create_run(self.store, settings, tensors, initial, ids=self.ids, created_by="benchmark")
         self.layout = fragment_layout(tensors, 0)
-        self.codec = codec_for(settings.up)
+        self.codec = codec_for(settings.up, 1)
         self.version = 0
 
     def send(self, island: str, deltas: Arrays) -> None:

@@ -58,7 +58,7 @@ def trained() -> dict[str, FloatArray]:
 
 def measure(tensors: dict[str, FloatArray], settings: Codec) -> tuple[float, float, float]:
     """Bytes per parameter before zstd and of the payload, and the relative error of what it decodes to."""
-    codec = codec_for(settings)
+    codec = codec_for(settings, 1)
     layout = [(name, array.shape) for name, array in tensors.items()]
     count = sum(array.size for array in tensors.values())
     payload = encode_payload(tensors.items(), layout, codec)

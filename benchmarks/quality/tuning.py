@@ -19,13 +19,16 @@ Point = tuple[float, Outer | None]
 """Inner learning rate, and outer learning rate and momentum; None: data parallel."""
 
 
-def search(start: Point, outers: Sequence[Outer], trials: int) -> Generator[Point, float, Point]:
-    """Climb along inner learning rates by factors of 2, then try the outer settings, then refine the learning rate.
+def search(
+    start: Point, outers: Sequence[Outer], trials: int, factors: Sequence[float] = (2.0, 0.5)
+) -> Generator[Point, float, Point]:
+    """Climb along inner learning rates by these factors, then try the outer settings, then refine the learning rate.
 
     Args:
         start: Where to begin.
         outers: Other outer settings, tried at the best inner learning rate.
         trials: How many points may be asked for; all are.
+        factors: Of the climb, in their order.
 
     Returns:
         The best point.
@@ -41,7 +44,7 @@ def search(start: Point, outers: Sequence[Outer], trials: int) -> Generator[Poin
 
     best = start
     yield from visit(start)
-    for factor in (2.0, 0.5):
+    for factor in factors:
         while (yield from visit(_scaled(best, factor))):
             best = _scaled(best, factor)
     for outer in outers:
@@ -91,7 +94,7 @@ class Outcome:
 
 def plan(study: Study, contender: Contender, start: Point, outcome: Outcome) -> Generator[Config, Result, None]:
     """Every run of a contender in a study, in order; `outcome` is brought up to date on the way."""
-    searching = search(start, _others(contender, start), study.trials)
+    searching = search(start, _others(contender, start), study.trials, study.factors)
     bits: float | None = None
     while True:
         try:

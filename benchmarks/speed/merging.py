@@ -75,7 +75,7 @@ def prepare(folder: str, model: Model, islands: int) -> None:
 def _contribute(store: ObjectStore, run: RunInfo, island: str, seed: int) -> None:
     ids, rng, layout = SystemIds(), np.random.default_rng(seed + 1), fragment_layout(run.run.tensors, 0)
     data = encode_payload(
-        ((name, rng.standard_normal(shape, np.float32)) for name, shape in layout), layout, codec_for(CODEC)
+        ((name, rng.standard_normal(shape, np.float32)) for name, shape in layout), layout, codec_for(CODEC, 1)
     )
     part = ObjectRef(key=keys.payload(island, 0, 1, 0, digest(data)), digest=digest(data), size=len(data))
     generation = Generation(

@@ -46,7 +46,7 @@ def ratios(parameters: int, rounds: int) -> Ratios:
     shape = (parameters // WIDTH, WIDTH)
     values, momentum = rng.standard_normal(shape, np.float32), rng.standard_normal(shape, np.float32)
     target = np.empty_like(values)
-    codec, outer = codec_for(CODEC), Outer(optimizer="nesterov", lr=0.7, momentum=0.9)
+    codec, outer = codec_for(CODEC, 1), Outer(optimizer="nesterov", lr=0.7, momentum=0.9)
     parts = codec.encode(values)
     works: dict[str, Callable[[], object]] = {
         "copy": lambda: np.copyto(target, values),

@@ -19,11 +19,10 @@ from diloco_blob.aggregate.files import MEMORY_BYTES_MAX, temporary_space
 from diloco_blob.aggregate.gather import skip
 from diloco_blob.core.errors import Corrupt, NotFound
 from diloco_blob.core.limits import PSEUDO_GRADIENT_ABS_MAX
-from diloco_blob.core.settings import Codec
 from diloco_blob.protocol.layout import fragment_layout
 from diloco_blob.protocol.records import Chosen, ObjectRef, Skipped
 from diloco_blob.store.base import ObjectStore
-from diloco_blob.wire import FloatArray, Layout, codec_for, content_bytes, decode_payload, verified
+from diloco_blob.wire import FloatArray, Layout, TensorCodec, codec_for, content_bytes, decode_payload, verified
 
 READ_BYTES = 16 << 20
 """Of one ranged read."""
@@ -113,8 +112,7 @@ class Payloads:
         self._store = ctx.store
         self._spool = spool
         self._layout = fragment_layout(ctx.run.run.tensors, fragment)
-        self._codec = codec_for(ctx.run.run.settings.up)
-        self._bytes_max = payload_bytes_max(self._layout, ctx.run.run.settings.up)
+        self._settings = ctx.run.run.settings.up
 
     def fetch(self, chosen: Chosen) -> Fetched | Skipped:
         """Fetch one contribution, or say why it is rejected; `check` must follow.
@@ -153,8 +151,9 @@ class Payloads:
         if len(chosen.parts) != 1:
             raise Corrupt(f"parts: {len(chosen.parts)} payload objects, this program merges 1")
         part = chosen.parts[0]
-        if part.size > self._bytes_max:
-            raise Corrupt(f"size: a payload of {part.size} bytes, at most {self._bytes_max} are expected")
+        bytes_max = payload_bytes_max(self._layout, self._codec(chosen))
+        if part.size > bytes_max:
+            raise Corrupt(f"size: a payload of {part.size} bytes, at most {bytes_max} are expected")
         found = self._store.head(part.key).size
         if found != part.size:
             raise Corrupt(f"size: the payload has {found} bytes, the receipt says {part.size}")
@@ -162,12 +161,15 @@ class Payloads:
 
     def decode(self, fetched: Fetched) -> Tensors:
         """Its tensors, in layout order, one at a time."""
-        return decode_payload(self._spool.read(fetched.start, fetched.size), self._layout, self._codec)
+        return decode_payload(self._spool.read(fetched.start, fetched.size), self._layout, self._codec(fetched.chosen))
+
+    def _codec(self, chosen: Chosen) -> TensorCodec:
+        return codec_for(self._settings, chosen.base_version + 1)
 
 
-def payload_bytes_max(layout: Layout, codec: Codec) -> int:
+def payload_bytes_max(layout: Layout, codec: TensorCodec) -> int:
     """The most bytes that a payload for this layout can have: zstd's own bound on what does not compress."""
-    content = content_bytes(layout, codec_for(codec)) + _HEADER_SLACK_BYTES
+    content = content_bytes(layout, codec) + _HEADER_SLACK_BYTES
     return content + (content >> 8) + 1024
 
 

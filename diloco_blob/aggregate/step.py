@@ -22,7 +22,7 @@ from diloco_blob.aggregate.files import TensorFile, VersionFile, written
 from diloco_blob.aggregate.payloads import Tensors, read_chunks
 from diloco_blob.core.errors import Corrupt
 from diloco_blob.core.settings import Settings
-from diloco_blob.outer import merge_tensor, outer_step, square_sum, state_kinds
+from diloco_blob.outer import Stepped, in_turn, merge_tensor, outer_step, square_sum, state_kinds
 from diloco_blob.outer.norms import spans
 from diloco_blob.protocol.heads import Head
 from diloco_blob.protocol.layout import fragment_layout, fragment_tensors
@@ -37,6 +37,7 @@ from diloco_blob.wire import (
     codec_for,
     pack_stream,
     read_tensor_stream,
+    taken,
 )
 
 
@@ -127,7 +128,7 @@ class Stepper:
         self._layout = fragment_layout(run.tensors, head.fragment)
         self._kinds = kept_kinds(run.settings)
         self._outer_layout = outer_layout(self._specs, run.settings)
-        self._down = codec_for(run.settings.down)
+        self._down = codec_for(run.settings.down, head.version + 1)
 
     def compute(self, shares: Sequence[Share], discount: float, files: ExitStack) -> NewVersion:
         """Merge and step. Without shares the weights and the outer state stay as they are.
@@ -198,7 +199,11 @@ class Stepper:
             embedding=spec.embedding,
             trim=self._settings.merge.trim,
         )
-        step, state = outer_step(self._settings.outer, delta, old, self._head.version + 1)
+        version, outer = self._head.version + 1, self._settings.outer
+        step, state = outer_step(outer, delta, old, version)
+        its_turn = taken(self._settings.down, version, spec.shape)
+        if its_turn is not None:
+            step, state = in_turn(its_turn, outer.lr, delta, old, Stepped(step, state))
         if discount != 1.0:
             np.multiply(step, np.float32(discount), out=step)
         parts, sent, residual = code(self._down, step, old.get(RESIDUAL), self._settings.down.decay)

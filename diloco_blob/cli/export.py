@@ -216,7 +216,7 @@ def _dtype(spec: TensorSpec) -> tuple[str, np.dtype[Any]]:
 def _converted(spec: TensorSpec, values: FloatArray) -> np.ndarray[Any, Any]:
     name, dtype = _dtype(spec)
     if name == "BF16":
-        (bits,) = codec_for(Codec(name="bf16")).encode(values).values()
+        (bits,) = codec_for(Codec(name="bf16"), 1).encode(values).values()
         return bits
     with np.errstate(over="ignore"):
         converted = values.astype(dtype)

@@ -26,6 +26,7 @@ COMMANDS = {
     "verify": "audit a run's bucket from end to end",
     "export": "write a run's model in the Hugging Face layout",
     "gc": "delete what no kept version of a run needs",
+    "doctor": "test whether a run can be trained at a URL, by whom and how fast",
     "simulate": "play the protocol under faults, from one seed after the other",
 }
 
@@ -37,6 +38,7 @@ examples:
   diloco-blob verify s3://bucket/run                     is everything in the bucket as promised?
   diloco-blob export s3://bucket/run model/              take the model away
   diloco-blob gc s3://bucket/run --dry-run               what lies there that nobody needs?
+  diloco-blob doctor s3://bucket/run                     can a run be trained there?
 
 A run is named by its URL: s3://bucket/prefix, gs://bucket/prefix, file:///path, or the path of a folder.
 Exit codes: 0 done, 1 a promise is broken or the run failed, 2 the words or settings are wrong, 3 taken over by another

@@ -76,8 +76,20 @@ class Codec(Struct, frozen=True, forbid_unknown_fields=True):
     """Add what coding lost to the next tensor that is coded."""
     decay: Fraction = 1.0
     """β of the error feedback: the residual is multiplied by it each time."""
+    cycle: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """In each version only one value of every so many is coded, the same ones for all islands; the others wait in the
+    residual for their turn, so it needs `error_feedback`. Use it both ways alike."""
+    whole_every: NonNegative = 0
+    """Every so many versions nothing waits for its turn: all values are coded (with `cycle`; 0: never). The version
+    that is to be exported should be one of them."""
 
     def __post_init__(self) -> None:
+        if self.cycle > 1 and not self.error_feedback:
+            raise ValueError(
+                f"cycle ({self.cycle}) needs error_feedback = true: what waits for its turn has to be kept"
+            )
+        if self.whole_every and self.cycle == 1:
+            raise ValueError(f"whole_every ({self.whole_every}) needs cycle above 1: all values are coded anyway")
         if 2 * self.keep > self.chunk:
             raise ValueError(f"keep ({self.keep}) must be at most half of chunk ({self.chunk})")
         if self.name == "dct_topk" and math.isqrt(self.chunk) ** 2 != self.chunk:

@@ -89,8 +89,9 @@ def advance(
 
 
 def _updated(store: ObjectStore, run: RunInfo, newest: Head, updates: list[ObjectRef], mirror: Arrays) -> Arrays:
-    layout, codec = fragment_layout(run.run.tensors, newest.fragment), codec_for(run.run.settings.down)
-    for update in updates:
+    layout = fragment_layout(run.run.tensors, newest.fragment)
+    for version, update in enumerate(updates, newest.version - len(updates) + 1):
+        codec = codec_for(run.run.settings.down, version)
         mirror = difference(mirror, dict(decode_payload([fetch(store, update)], layout, codec)))
     if weights_digest(mirror) != newest.weights.digest:
         raise Corrupt(f"fragment {newest.fragment} version {newest.version}: weights differ from the commit's")

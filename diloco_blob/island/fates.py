@@ -85,9 +85,10 @@ def sent_before(store: ObjectStore, run: RunInfo, island: str, fragment: int, se
     layout = fragment_layout(run.run.tensors, fragment)
     try:
         data, _ = read_limited(store, keys.receipt(island, fragment, seq))
-        (part,) = decode(data, Receipt, run=run.digest).parts
+        receipt = decode(data, Receipt, run=run.digest)
+        (part,) = receipt.parts
         chunks: Iterator[bytes] = verified([store.get(part.key)[0]], part.digest)
-        found = dict(decode_payload(chunks, layout, codec_for(codec)))
+        found = dict(decode_payload(chunks, layout, codec_for(codec, receipt.base_version + 1)))
     except (NotFound, Corrupt, ValueError) as error:
         log.warning("island %s: contribution %d to fragment %d is not owed again: %s", island, seq, fragment, error)
         return None

@@ -202,16 +202,16 @@ class Outbox:
     def _encode(self, parcel: _Parcel) -> bytes:
         """The payload of a contribution; what coding it loses waits in the parcel until its receipt exists."""
         item = parcel.contribution
-        feedback = self.feedback[item.fragment]
+        feedback, version = self.feedback[item.fragment], item.base_version + 1
 
         def coded() -> Iterator[tuple[str, Parts]]:
             for name, array in item.delta.items():
-                result = feedback.code(name, array)
+                result = feedback.code(name, array, version)
                 parcel.residuals[name] = result.residual
                 yield name, result.parts
 
         layout = fragment_layout(self.membership.run.run.tensors, item.fragment)
-        return pack_payload(coded(), layout, codec_for(self.membership.run.run.settings.up))
+        return pack_payload(coded(), layout, codec_for(self.membership.run.run.settings.up, version))
 
     def _receipt(self, item: Contribution, payload: bytes, seq: int) -> Receipt:
         """The record of a contribution under a number, which is that of its payload too: both are history together."""

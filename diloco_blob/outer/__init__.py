@@ -3,7 +3,7 @@
 from diloco_blob.outer.clip import clip_factors
 from diloco_blob.outer.merge import merge_tensor
 from diloco_blob.outer.norms import square_sum
-from diloco_blob.outer.optimizer import Stepped, outer_step, state_kinds
+from diloco_blob.outer.optimizer import Stepped, in_turn, outer_step, state_kinds
 from diloco_blob.outer.weights import Work, bounded_work, island_weights, staleness_factor
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Work",
     "bounded_work",
     "clip_factors",
+    "in_turn",
     "island_weights",
     "merge_tensor",
     "outer_step",

@@ -28,6 +28,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from diloco_blob.core.settings import Outer
 from diloco_blob.outer.norms import dot, spans, square_sum
@@ -82,6 +83,26 @@ def outer_step(outer: Outer, delta: FloatArray, state: Mapping[str, FloatArray],
             for kind, values in piece.state.items():
                 new[kind][part] = values
     return Stepped(step.reshape(delta.shape), {kind: values.reshape(delta.shape) for kind, values in new.items()})
+
+
+def in_turn(
+    taken: npt.NDArray[np.bool_], lr: float, delta: FloatArray, old: Mapping[str, FloatArray], stepped: Stepped
+) -> Stepped:
+    """The step of a tensor of which only some values are sent: only their momentum moves on, by one of their turns.
+
+    Args:
+        taken: Which values have their turn.
+        lr: Outer learning rate.
+        delta: Δ. Where it is not a value's turn it is 0, but for late contributions of another turn: then the step is
+            lr·Δ, without momentum.
+        old: What was remembered before the step.
+        stepped: The step as `outer_step` makes it for all values.
+    """
+    zero = np.float32(0.0)
+    return Stepped(
+        np.where(taken, stepped.step, np.float32(lr) * delta),
+        {kind: np.where(taken, values, old.get(kind, zero)) for kind, values in stepped.state.items()},
+    )
 
 
 def _rule(outer: Outer, delta: FloatArray, state: Mapping[str, FloatArray], version: int) -> _Rule:

@@ -35,7 +35,12 @@ class Reference:
     @staticmethod
     def applies(settings: Settings) -> bool:
         """Whether the settings are plain enough."""
-        return settings.merge.rule == "mean" and settings.merge.clip == "none" and settings.down.name == "fp32"
+        return (
+            settings.merge.rule == "mean"
+            and settings.merge.clip == "none"
+            and settings.down.name == "fp32"
+            and settings.down.cycle == 1
+        )
 
     def step(self, close: Close, commit: Commit, read: Callable[[ObjectRef], bytes]) -> dict[str, FloatArray] | None:
         """What must be subtracted; None where nothing may be.
@@ -47,9 +52,10 @@ class Reference:
         """
         if not commit.merged:
             return None
-        outer, codec = self._settings.outer, codec_for(self._settings.up)
+        outer = self._settings.outer
         delta = {name: np.zeros(shape) for name, shape in self._layout}
         for item in close.chosen:
+            codec = codec_for(self._settings.up, item.base_version + 1)
             for name, values in decode_payload([read(item.parts[0])], self._layout, codec):
                 delta[name] += item.weight * values.astype(np.float64)
         return {

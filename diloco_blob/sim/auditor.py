@@ -318,7 +318,7 @@ class Auditor:
         new = dict(read_tensors(self._check_ref(commit.weights.params, key), layout))
         old_data, _ = self.bucket.get(state.named[state.version][0])
         old = dict(read_tensors(old_data, layout))
-        changes = dict(decode_payload([update], layout, codec_for(self.run.settings.down)))
+        changes = dict(decode_payload([update], layout, codec_for(self.run.settings.down, commit.version)))
         if state.reference is not None and state.close is not None:
             expected = state.reference.step(state.close, commit, lambda ref: self._check_ref(ref, key))
             wrong = differs(changes, expected)

@@ -94,12 +94,16 @@ def _settings(dice: Dice, num_islands: int) -> Settings:
 
 
 def _codec(dice: Dice) -> Codec:
+    feedback = dice.chance(0.5)
+    cycle = dice.choice((1, 1, 2, 3)) if feedback else 1
     return Codec(
         name=dice.choice(("fp32", "fp32", "bf16", "int8", "int4", "int2", "sign", "fp4", "topk", "dct_topk")),
         block=8,
         chunk=16,
         keep=dice.integer(1, 4),
         value_bits=dice.choice((1, 2, 4, 8)),
-        error_feedback=dice.chance(0.5),
+        error_feedback=feedback,
         decay=dice.choice((1.0, 0.9)),
+        cycle=cycle,
+        whole_every=dice.choice((0, 2, 5)) if cycle > 1 else 0,
     )

@@ -95,10 +95,11 @@ class ToyRun:
         )
         self.store.put(keys.generation(island, 1), encode(record), if_absent=True)
 
-    def payload(self, deltas: Mapping[str, FloatArray], fragment: int = 0) -> bytes:
+    def payload(self, deltas: Mapping[str, FloatArray], fragment: int = 0, base_version: int = 0) -> bytes:
         """Pseudo-gradients as the run's uplink codec sends them."""
         layout = self.layout(fragment)
-        return encode_payload(((name, deltas[name]) for name, _ in layout), layout, codec_for(self.settings.up))
+        codec = codec_for(self.settings.up, base_version + 1)
+        return encode_payload(((name, deltas[name]) for name, _ in layout), layout, codec)
 
     def send(
         self,
@@ -122,7 +123,7 @@ class ToyRun:
         """
         if isinstance(deltas, int):
             deltas = random_tensors(deltas, self.shapes)
-        data = deltas if isinstance(deltas, bytes) else self.payload(deltas, fragment)
+        data = deltas if isinstance(deltas, bytes) else self.payload(deltas, fragment, base_version)
         seq = self.next_seq(island, fragment)
         name = digest(data)
         ref = ObjectRef(key=keys.payload(island, fragment, seq, 0, name), digest=name, size=len(data))

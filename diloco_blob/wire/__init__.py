@@ -1,6 +1,6 @@
 """Tensors ↔ bytes: codecs, error feedback, digests, safetensors files, payloads. numpy, no torch."""
 
-from diloco_blob.wire.codecs import Parts, TensorCodec, codec_for
+from diloco_blob.wire.codecs import Parts, TensorCodec, codec_for, taken
 from diloco_blob.wire.digest import RunningDigest, WeightsDigest, digest, verified, weights_digest
 from diloco_blob.wire.feedback import Coded, ErrorFeedback, code
 from diloco_blob.wire.payload import content_bytes, decode_payload, encode_payload, pack_payload, pack_stream
@@ -31,6 +31,7 @@ __all__ = [
     "read_tensor_stream",
     "read_tensors",
     "reason_of",
+    "taken",
     "verified",
     "weights_digest",
     "write_tensor_stream",

@@ -71,14 +71,14 @@ class ErrorFeedback:
     """
 
     def __init__(self, settings: Codec, residuals: Mapping[str, FloatArray] | None = None) -> None:
-        self._codec = codec_for(settings)
+        self._settings = settings
         self._enabled = settings.error_feedback
         self._decay = settings.decay
         self._residuals: dict[str, FloatArray] = dict(residuals or {}) if self._enabled else {}
 
-    def code(self, name: str, values: FloatArray) -> Coded:
-        """Code a tensor with its residual; changes nothing here. See `code`."""
-        return code(self._codec, values, self._residuals.get(name), self._decay)
+    def code(self, name: str, values: FloatArray, version: int) -> Coded:
+        """Code a tensor with its residual, for a version; changes nothing here. See `code` and `codec_for`."""
+        return code(codec_for(self._settings, version), values, self._residuals.get(name), self._decay)
 
     def keep(self, residuals: Mapping[str, FloatArray]) -> None:
         """Remember the residuals of tensors whose coding has been sent for good."""

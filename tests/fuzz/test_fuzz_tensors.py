@@ -73,7 +73,7 @@ def test_several_frames_and_what_follows_them(first: bytes, second: bytes) -> No
     tensors.frame(frames[0])
     for surplus in (frames[1], skippable, second or b"\0"):
         found, reason = tensors.refused_or(
-            lambda surplus=surplus: list(decode_payload([frames[0] + surplus], (), codec_for(Codec())))  # type: ignore[misc]
+            lambda surplus=surplus: list(decode_payload([frames[0] + surplus], (), codec_for(Codec(), 1)))  # type: ignore[misc]
         )
         assert found is None
         assert reason in {"format", "size"}
@@ -112,7 +112,7 @@ def bound(codec: Codec) -> int:
     num = SHAPE[0]
     parts = sum(
         int(np.prod(shape)) * {"F32": 4, "BF16": 2, "I8": 1, "U8": 1}[dtype]
-        for dtype, shape in codec_for(codec).parts(SHAPE).values()
+        for dtype, shape in codec_for(codec, 1).parts(SHAPE).values()
     )
     header = 5000
     return parts + 4 * num + 2 * 4 * num + num + 42 * header + 4 * (128 << 10)
@@ -142,12 +142,12 @@ def nested_header(codec: Codec) -> bytes:
 ATTACKS: dict[str, Callable[[Codec], bytes]] = {
     "bomb": lambda _: bomb(512 * MIB),
     "bomb without size": lambda _: bomb(64 * MIB, write_content_size=False),
-    "bomb of the right size": lambda codec: bomb(content_bytes(BIG, codec_for(codec))),
-    "lying bomb": lambda codec: lying_bomb(content_bytes(BIG, codec_for(codec)), 64 * MIB),
+    "bomb of the right size": lambda codec: bomb(content_bytes(BIG, codec_for(codec, 1))),
+    "lying bomb": lambda codec: lying_bomb(content_bytes(BIG, codec_for(codec, 1)), 64 * MIB),
     "huge header": lambda _: compress([(1 << 62).to_bytes(8, "little"), bytes(1000)], 1008),
     "deep header": nested_header,
     "empty lists": lambda _: compress([joined(b"[" + b"[]," * 1300 + b"0]", b"")], 8 + 3 * 1300 + 3),
-    "honest": lambda codec: encode_payload(((n, np.ones(s, np.float32)) for n, s in BIG), BIG, codec_for(codec)),
+    "honest": lambda codec: encode_payload(((n, np.ones(s, np.float32)) for n, s in BIG), BIG, codec_for(codec, 1)),
 }
 
 
@@ -160,7 +160,7 @@ def test_memory_is_bounded_by_the_layout(attack: str, codec: Codec) -> None:
     tracemalloc.start()
     found = 0
     try:
-        for _, values in decode_payload(iter(chunks), BIG, codec_for(codec)):
+        for _, values in decode_payload(iter(chunks), BIG, codec_for(codec, 1)):
             found += values.size
             del values
     except Corrupt:

@@ -14,7 +14,7 @@ from diloco_blob.cli import main as cli
 from diloco_blob.cli import status
 from diloco_blob.core.errors import Fenced, InvalidSettings
 
-COMMANDS = ("launch", "aggregate", "status", "verify", "export", "gc", "simulate")
+COMMANDS = ("launch", "aggregate", "status", "verify", "export", "gc", "doctor", "simulate")
 
 
 def test_these_are_the_commands() -> None:

@@ -53,7 +53,7 @@ def decoded(fleet: Fleet, island: ToyIsland, seq: int) -> dict[str, np.ndarray]:
     name, run = island.name, island.core.run
     [part] = decode(fleet.bare.get(keys.receipt(name, 0, seq))[0], Receipt, run=run.digest).parts
     layout = [(spec.name, spec.shape) for spec in run.run.tensors]
-    return dict(decode_payload([fleet.bare.get(part.key)[0]], layout, codec_for(run.run.settings.up)))
+    return dict(decode_payload([fleet.bare.get(part.key)[0]], layout, codec_for(run.run.settings.up, 1)))
 
 
 def skipped(fleet: Fleet, island: ToyIsland) -> list[int]:

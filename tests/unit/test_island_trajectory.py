@@ -215,7 +215,7 @@ def test_whoever_sees_the_number_of_a_contribution_sees_what_is_owed_of_it(monke
     item = take(trajectory, at(-1.0), keep_end=True)
     feedback = ErrorFeedback(Codec(name="topk", chunk=16, keep=1, error_feedback=True, decay=0.95))
     outbox = Outbox(None, None, None, None, next_seq={0: 1}, feedback={0: feedback})  # type: ignore[arg-type]
-    coded = feedback.code("w", np.asarray(item.delta["w"]))
+    coded = feedback.code("w", np.asarray(item.delta["w"]), 1)
     seen = []
     real = feedback.still_owed
 

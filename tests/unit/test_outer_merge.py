@@ -170,7 +170,7 @@ for rule in ("mean", "rda", "trimmed_mean"):
     buf = kept["momentum"]
     state.update(step.tobytes() + buf.tobytes())
     for name in ("bf16", "int8", "int4"):
-        codec = codec_for(Codec(name=name))
+        codec = codec_for(Codec(name=name), 1)
         state.update(codec.decode(codec.encode(step), step.shape).tobytes())
 print(state.hexdigest())
 """

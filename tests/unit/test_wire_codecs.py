@@ -46,14 +46,14 @@ def normal(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 
 def round_trip(setting: Codec, values: np.ndarray) -> np.ndarray:
-    codec = codec_for(setting)
+    codec = codec_for(setting, 1)
     return codec.decode(codec.encode(values), values.shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_parts_are_what_they_were_announced_to_be(name: Any, shape: tuple[int, ...]) -> None:
-    codec = codec_for(Codec(name=name, block=16, chunk=16, keep=3))
+    codec = codec_for(Codec(name=name, block=16, chunk=16, keep=3), 1)
     parts = codec.encode(normal(shape))
     announced = codec.parts(shape)
     assert {k: (v.dtype, v.shape) for k, v in parts.items()} == {
@@ -103,7 +103,7 @@ def test_blockwise_error_is_half_a_scale(values: np.ndarray, name: Any, block: i
 @given(finite, codecs)
 @settings(deadline=None)
 def test_decoding_is_a_function_of_the_parts(values: np.ndarray, setting: Codec) -> None:
-    here, there = codec_for(setting), codec_for(setting)
+    here, there = codec_for(setting, 1), codec_for(setting, 1)
     parts = here.encode(values)
     again = {suffix: array.copy() for suffix, array in there.encode(values.copy()).items()}
     assert [a.tobytes() for a in parts.values()] == [a.tobytes() for a in again.values()]
@@ -163,7 +163,7 @@ def test_encoding_refuses_what_is_not_finite(name: Any, bad: float, place: int) 
     values = normal((300,))
     values[place] = bad
     with pytest.raises(Corrupt) as caught:
-        codec_for(Codec(name=name)).encode(values)
+        codec_for(Codec(name=name), 1).encode(values)
     assert reason_of(caught.value) == "non-finite"
 
 
@@ -202,7 +202,7 @@ def test_decoding_refuses_levels_that_no_encoder_writes(bits: int, byte: int) ->
 
 @pytest.mark.parametrize(("name", "bad"), [("fp32", np.inf), ("fp32", np.nan), ("bf16", 0x7F80), ("bf16", 0xFFC0)])
 def test_decoding_refuses_values_that_are_not_finite(name: Any, bad: float) -> None:
-    codec = codec_for(Codec(name=name))
+    codec = codec_for(Codec(name=name), 1)
     parts = {VALUES: codec.encode(normal((20,)))[VALUES].copy()}
     parts[VALUES][7] = bad
     with pytest.raises(Corrupt) as caught:
@@ -286,7 +286,7 @@ values[8] = 0.0
 state = hashlib.sha256()
 for name in ("fp32", "bf16", "int8", "int4", "int2", "sign", "fp4", "topk", "dct_topk"):
     for bits in (1, 2, 4, 8) if "topk" in name else (2,):
-        codec = codec_for(Codec(name=name, value_bits=bits))
+        codec = codec_for(Codec(name=name, value_bits=bits), 1)
         parts = codec.encode(values)
         for part in parts.values():
             state.update(part.tobytes())
@@ -322,7 +322,7 @@ def test_settings_that_make_no_sense_are_refused_in_one_line() -> None:
 
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0xFFBFFFFF])
 def test_a_scale_that_is_any_nan_is_refused_in_silence(bits: int):
-    codec = codec_for(Codec(name="int8"))
+    codec = codec_for(Codec(name="int8"), 1)
     parts = {suffix: np.array(part) for suffix, part in codec.encode(np.ones(8, np.float32)).items()}
     parts["#scale"].view(np.uint32)[0] = bits
     with pytest.raises(Corrupt, match="non-finite"):

@@ -37,7 +37,7 @@ def test_sent_and_residual_make_exactly_what_was_owed(
     arrays: tuple[np.ndarray, np.ndarray], name: Any, decay: float
 ) -> None:
     values, residual = arrays
-    codec = codec_for(Codec(name=name, block=8))
+    codec = codec_for(Codec(name=name, block=8), 1)
     coded = code(codec, values, residual, decay)
     owed = np.asarray(values + residual * np.float32(decay), np.float32)
     assert ((coded.sent + coded.residual) == owed).all()
@@ -52,7 +52,7 @@ def test_sent_and_residual_make_what_was_owed_to_one_rounding(
     arrays: tuple[np.ndarray, np.ndarray], name: Any, decay: float, bits: Any
 ) -> None:
     values, residual = arrays
-    codec = codec_for(Codec(name=name, block=8, chunk=16, keep=3, value_bits=bits))
+    codec = codec_for(Codec(name=name, block=8, chunk=16, keep=3, value_bits=bits), 1)
     coded = code(codec, values, residual, decay)
     owed = np.asarray(values + residual * np.float32(decay), np.float32).astype(np.float64)
     sent, rest = coded.sent.astype(np.float64), coded.residual.astype(np.float64)
@@ -65,7 +65,7 @@ def test_sent_and_residual_make_what_was_owed_to_one_rounding(
 
 @pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
 def test_coding_leaves_its_arguments_alone(name: Any) -> None:
-    codec = codec_for(Codec(name=name))
+    codec = codec_for(Codec(name=name), 1)
     values, residual = normal(0), normal(1)
     before = values.tobytes(), residual.tobytes()
     coded = code(codec, values, residual)
@@ -85,7 +85,7 @@ def test_coarse_codecs_send_everything_in_the_end(name: Any, decay: float) -> No
     setting = Codec(name=name, chunk=1024, keep=64, error_feedback=True, decay=decay)
     feedback, sent, rounds = ErrorFeedback(setting), np.zeros(values.shape), 200
     for _ in range(rounds):
-        coded = feedback.code("w", values)
+        coded = feedback.code("w", values, 1)
         feedback.keep({"w": coded.residual})
         sent += coded.sent
     residual = float(np.linalg.norm(feedback.export()["w"]))
@@ -99,17 +99,17 @@ def test_by_hand() -> None:
     settings_ = Codec(name="int8", block=8, error_feedback=True)
     feedback = ErrorFeedback(settings_)
     values = np.array([127.0, 0.4], np.float32)
-    first = feedback.code("w", values)
+    first = feedback.code("w", values, 1)
     assert first.sent.tolist() == [127.0, 0.0]
     feedback.keep({"w": first.residual})
-    second = feedback.code("w", values)
+    second = feedback.code("w", values, 1)
     assert second.sent.tolist() == [127.0, 1.0]
     assert second.residual[1] == pytest.approx(-0.2, abs=1e-6)
 
 
 def test_decay_forgets() -> None:
     feedback = ErrorFeedback(Codec(name="int8", error_feedback=True, decay=0.5), {"w": np.array([4.0], np.float32)})
-    assert feedback.code("w", np.array([10.0], np.float32)).sent.tolist() == [12.0]
+    assert feedback.code("w", np.array([10.0], np.float32), 1).sent.tolist() == [12.0]
 
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "int4"])
@@ -117,7 +117,7 @@ def test_over_many_rounds_only_one_residual_is_missing(name: Any) -> None:
     feedback = ErrorFeedback(Codec(name=name, error_feedback=True))
     total, sent = np.zeros(1000), np.zeros(1000)
     for seed in range(50):
-        coded = feedback.code("w", normal(seed))
+        coded = feedback.code("w", normal(seed), 1)
         feedback.keep({"w": coded.residual})
         total += normal(seed)
         sent += coded.sent
@@ -128,7 +128,7 @@ def test_over_many_rounds_only_one_residual_is_missing(name: Any) -> None:
 def test_coding_changes_nothing_until_it_is_kept() -> None:
     feedback = ErrorFeedback(Codec(name="int4", error_feedback=True), {"w": normal(1)})
     before = feedback.export()["w"].tobytes()
-    first, again = feedback.code("w", normal(2)), feedback.code("w", normal(2))
+    first, again = feedback.code("w", normal(2), 1), feedback.code("w", normal(2), 1)
     assert feedback.export()["w"].tobytes() == before
     assert first.sent.tobytes() == again.sent.tobytes()
 
@@ -136,20 +136,20 @@ def test_coding_changes_nothing_until_it_is_kept() -> None:
 def test_exported_residuals_continue_where_they_were() -> None:
     setting = Codec(name="int4", error_feedback=True, decay=0.95)
     one = ErrorFeedback(setting)
-    one.keep({"w": one.code("w", normal(1)).residual})
+    one.keep({"w": one.code("w", normal(1), 1).residual})
     other = ErrorFeedback(setting, {name: array.copy() for name, array in one.export().items()})
-    assert one.code("w", normal(2)).residual.tobytes() == other.code("w", normal(2)).residual.tobytes()
+    assert one.code("w", normal(2), 1).residual.tobytes() == other.code("w", normal(2), 1).residual.tobytes()
 
 
 def test_without_feedback_nothing_is_kept() -> None:
     feedback = ErrorFeedback(Codec(name="int4"), {"w": normal(1)})
-    coded = feedback.code("w", normal(2))
+    coded = feedback.code("w", normal(2), 1)
     feedback.keep({"w": coded.residual})
     assert feedback.export() == {}
-    assert feedback.code("w", normal(2)).sent.tobytes() == coded.sent.tobytes()
+    assert feedback.code("w", normal(2), 1).sent.tobytes() == coded.sent.tobytes()
 
 
 def test_a_residual_that_overflows_is_refused() -> None:
     huge = np.array([3e38], np.float32)
     with pytest.raises(Corrupt, match="non-finite"):
-        code(codec_for(Codec(name="int8")), huge, huge)
+        code(codec_for(Codec(name="int8"), 1), huge, huge)

@@ -22,7 +22,7 @@ BF16_MAX = 3.3895314e38
 
 
 def round_trip(name: Any, values: np.ndarray, block: int = 8) -> np.ndarray:
-    codec = codec_for(Codec(name=name, block=block))
+    codec = codec_for(Codec(name=name, block=block), 1)
     return codec.decode(codec.encode(values), values.shape)
 
 
@@ -95,7 +95,7 @@ def test_what_is_decoded_is_never_subnormal_nor_infinite(name: Any) -> None:
     + [("int2", 0x7F7F, "format"), ("fp4", 0x0100, "format"), ("sign", 0x0001, "format")],
 )
 def test_decoding_refuses_scales_that_no_encoder_writes(name: Any, scale: int, reason: str) -> None:
-    codec = codec_for(Codec(name=name, block=8))
+    codec = codec_for(Codec(name=name, block=8), 1)
     parts = codec.encode(np.arange(20, dtype=np.float32))
     parts[SCALE][1] = scale
     with pytest.raises(Corrupt) as caught:
@@ -105,7 +105,7 @@ def test_decoding_refuses_scales_that_no_encoder_writes(name: Any, scale: int, r
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_bit_of_padding_is_checked(name: Any) -> None:
-    codec = codec_for(Codec(name=name, block=8))
+    codec = codec_for(Codec(name=name, block=8), 1)
     values = np.arange(1, 12, dtype=np.float32)
     parts = {suffix: part.copy() for suffix, part in codec.encode(values).items()}
     codes, flipped, refused = parts[CODES[name]], 0, 0

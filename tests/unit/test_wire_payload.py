@@ -36,7 +36,7 @@ def normal(layout: Iterable[tuple[str, tuple[int, ...]]] = LAYOUT, seed: int = 0
 
 
 def payload(setting: Codec = INT4) -> bytes:
-    return encode_payload(normal(), LAYOUT, codec_for(setting))
+    return encode_payload(normal(), LAYOUT, codec_for(setting, 1))
 
 
 def inner(setting: Codec = INT4) -> bytes:
@@ -49,7 +49,7 @@ def framed(data: bytes) -> bytes:
 
 
 def decode(data: bytes, setting: Codec = INT4, layout: object = LAYOUT) -> dict[str, np.ndarray]:
-    return dict(decode_payload([data], layout, codec_for(setting)))
+    return dict(decode_payload([data], layout, codec_for(setting, 1)))
 
 
 def refused(data: bytes, setting: Codec = INT4) -> str:
@@ -70,7 +70,7 @@ def decode_unless_refused(data: bytes) -> dict[str, np.ndarray] | None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [1, 7, 1000, 1 << 20])
 def test_what_is_read_is_what_the_codec_decodes(name: Any, size: int) -> None:
-    codec = codec_for(Codec(name=name, block=16))
+    codec = codec_for(Codec(name=name, block=16), 1)
     data = encode_payload(normal(), LAYOUT, codec)
     chunks = (data[start : start + size] for start in range(0, len(data), size))
     read = dict(decode_payload(chunks, LAYOUT, codec))
@@ -86,13 +86,13 @@ def test_what_is_read_is_what_the_codec_decodes(name: Any, size: int) -> None:
 def test_the_same_tensors_give_the_same_bytes_of_the_announced_size(name: Any) -> None:
     setting = Codec(name=name)
     assert payload(setting) == payload(setting)
-    assert len(inner(setting)) == content_bytes(LAYOUT, codec_for(setting))
+    assert len(inner(setting)) == content_bytes(LAYOUT, codec_for(setting, 1))
 
 
 def test_several_blocks_and_an_empty_layout() -> None:
     layout = [("large", (700_001,)), ("zeros", (300_000,))]
     arrays = {"large": dict(normal(layout))["large"], "zeros": np.zeros(300_000, np.float32)}
-    codec = codec_for(Codec())
+    codec = codec_for(Codec(), 1)
     read = dict(decode_payload([encode_payload(arrays.items(), layout, codec)], layout, codec))
     assert all(read[name].tobytes() == arrays[name].tobytes() for name in arrays)
     assert list(decode_payload([encode_payload([], [], codec)], [], codec)) == []
@@ -103,8 +103,8 @@ def test_several_blocks_and_an_empty_layout() -> None:
 def test_coded_tensors_are_packed_without_coding_them_again() -> None:
     setting = Codec(name="int4", block=16, error_feedback=True)
     feedback = ErrorFeedback(setting, {"b": np.full(300, 0.1, np.float32)})
-    coded = {name: feedback.code(name, values) for name, values in normal()}
-    read = decode(pack_payload(((n, c.parts) for n, c in coded.items()), LAYOUT, codec_for(setting)), setting)
+    coded = {name: feedback.code(name, values, 1) for name, values in normal()}
+    read = decode(pack_payload(((n, c.parts) for n, c in coded.items()), LAYOUT, codec_for(setting, 1)), setting)
     assert all(read[name].tobytes() == coded[name].sent.tobytes() for name in coded)
 
 
@@ -184,7 +184,7 @@ def golden_tensors() -> Iterator[tuple[str, np.ndarray]]:
 def test_the_bytes_of_every_codec_stay(name: Any) -> None:
     """What is written stays the same bytes before zstd, and what was written stays readable and means the same."""
     setting = Codec(name=name, block=16, chunk=16, keep=3)
-    codec, layout = codec_for(setting), [("a", (40,)), ("b", (5, 9))]
+    codec, layout = codec_for(setting, 1), [("a", (40,)), ("b", (5, 9))]
     old, decoded = GOLDENS[name]
     assert zstandard.decompress(encode_payload(golden_tensors(), layout, codec)) == zstandard.decompress(
         base64.b64decode(old)
@@ -201,12 +201,12 @@ def test_encoding_refuses_what_is_not_finite_and_names_it() -> None:
         arrays = dict(normal())
         arrays["b"][17] = np.inf
         with pytest.raises(Corrupt, match=r"^non-finite: tensor 'b'"):
-            encode_payload(arrays.items(), LAYOUT, codec_for(Codec(name=name)))
+            encode_payload(arrays.items(), LAYOUT, codec_for(Codec(name=name), 1))
 
 
 def test_tensors_out_of_order_are_a_programming_error() -> None:
     with pytest.raises(ValueError, match="expected"):
-        encode_payload(reversed(list(normal())), LAYOUT, codec_for(Codec()))
+        encode_payload(reversed(list(normal())), LAYOUT, codec_for(Codec(), 1))
 
 
 @pytest.mark.parametrize("name", ["fp32", "int4"])
@@ -228,7 +228,7 @@ def test_a_flipped_byte_is_refused_or_harmless(flip: int) -> None:
             assert all(read[name].tobytes() == expected[name].tobytes() for name in expected)
         chunks = verified([bytes(wrong)], digest(right))
         with pytest.raises(Corrupt):
-            list(decode_payload(chunks, LAYOUT, codec_for(INT4)))
+            list(decode_payload(chunks, LAYOUT, codec_for(INT4, 1)))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_nothing_may_follow_or_precede(surplus: bytes) -> None:
 
 def test_the_last_tensor_waits_for_every_check() -> None:
     data = payload()
-    stream = decode_payload(verified([data], "0" * 32), LAYOUT, codec_for(INT4))
+    stream = decode_payload(verified([data], "0" * 32), LAYOUT, codec_for(INT4, 1))
     assert [next(stream)[0] for _ in LAYOUT[:-1]] == [name for name, _ in LAYOUT[:-1]]
     with pytest.raises(Corrupt, match=r"^digest: "):
         next(stream)
@@ -292,7 +292,7 @@ def test_a_lying_bomb_is_stopped_at_the_first_block_too_many(declared: int) -> N
 
 def test_memory_is_bounded_by_tensors_not_by_the_payload() -> None:
     layout = [(f"t{index:02d}", (1 << 16,)) for index in range(48)]
-    codec = codec_for(Codec())
+    codec = codec_for(Codec(), 1)
     data = encode_payload(normal(layout), layout, codec)
     assert len(data) > 10 << 20
     with memory_at_most(2 << 20):  # a tensor is 256 KiB
@@ -369,7 +369,7 @@ def test_more_or_less_data_than_the_header_says() -> None:
     ],
 )
 def test_bad_values_are_refused_and_named(name: Any, suffix: str, bad: float, reason: str) -> None:
-    codec = codec_for(Codec(name=name, block=16))
+    codec = codec_for(Codec(name=name, block=16), 1)
     arrays = [(f"{n}{s}", part.copy()) for n, v in normal() for s, part in codec.encode(v).items()]
     dict(arrays)[f"b{suffix}"][3] = bad
     data = framed(b"".join(write_stream(payload_specs(LAYOUT, codec), arrays)))

@@ -71,7 +71,7 @@ def test_the_library_reads_ours(tmp_path: Path) -> None:
 def test_the_library_maps_the_coded_parts(name: Any, tmp_path: Path) -> None:
     # Odd sizes everywhere: a part that is not aligned cannot be mapped.
     arrays = {f"t{size}": np.full(size, 2.0, np.float32) for size in (1, 2, 3, 5, 7, 257, 1023)}
-    codec = codec_for(Codec(name=name, block=9))
+    codec = codec_for(Codec(name=name, block=9), 1)
     parts = [(f"{n}{s}", part) for n, a in arrays.items() for s, part in codec.encode(a).items()]
     path = tmp_path / "parts.safetensors"
     path.write_bytes(b"".join(write_stream(payload_specs(layout_of(arrays), codec), parts)))

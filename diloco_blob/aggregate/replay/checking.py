@@ -165,7 +165,7 @@ def _check_files(ctx: Context, made: Computed, commit: Commit, ledger: Ledger) -
     _check_file(ctx, commit.outer, made.version.outer, kept_layout, ledger)
     if commit.update.digest == made.version.update.digest:
         return
-    codec = codec_for(run.settings.down)
+    codec = codec_for(run.settings.down, commit.version)
     if not _report(
         commit.update,
         lambda: decode_payload(read_chunks(ctx.store, commit.update), layout, codec),

@@ -143,7 +143,7 @@ def _walk(
     store: ObjectStore, run: RunInfo, commit: Commit, previous: Weights, layout: Layout, ledger: Ledger
 ) -> tuple[str | None, str]:
     """Read old, update and new side by side: the first tensor that does not follow, and the digest of the new."""
-    codec = codec_for(run.run.settings.down)
+    codec = codec_for(run.run.settings.down, commit.version)
     old_ref, new_ref = previous.params, commit.weights.params
     old = _blamed(old_ref, read_tensor_stream(_bytes(store, old_ref, ledger), layout, old_ref.size))
     update = _blamed(commit.update, decode_payload(_bytes(store, commit.update, ledger), layout, codec))

@@ -10,6 +10,9 @@ Every codec contracts: ‖x − decode(encode(x))‖ ≤ ‖x‖, which error fe
 Encoding refuses what is not finite: one NaN would reach every island.
 """
 
+import numpy as np
+import numpy.typing as npt
+
 from diloco_blob.core.settings import Codec
 from diloco_blob.wire.codecs.base import LEVELS, SCALE, VALUES, Parts, PartShapes, TensorCodec
 from diloco_blob.wire.codecs.blockwise import Blockwise
@@ -17,6 +20,8 @@ from diloco_blob.wire.codecs.dct import DctTopK
 from diloco_blob.wire.codecs.fewbits import Fp4, Int2, Sign
 from diloco_blob.wire.codecs.plain import Bf16, Fp32
 from diloco_blob.wire.codecs.sparse import TopK
+from diloco_blob.wire.codecs.turns import InTurns
+from diloco_blob.wire.types import Shape
 
 __all__ = [
     "LEVELS",
@@ -27,6 +32,7 @@ __all__ = [
     "DctTopK",
     "Fp4",
     "Fp32",
+    "InTurns",
     "Int2",
     "PartShapes",
     "Parts",
@@ -34,11 +40,31 @@ __all__ = [
     "TensorCodec",
     "TopK",
     "codec_for",
+    "taken",
 ]
 
 
-def codec_for(settings: Codec) -> TensorCodec:
-    """The codec that `settings` asks for."""
+def codec_for(settings: Codec, version: int) -> TensorCodec:
+    """The codec that `settings` asks for.
+
+    Args:
+        settings: Of one direction.
+        version: Of a contribution the one that it is meant for, its base version + 1; of an update the one that it
+            makes. With `cycle` above 1 it says which values have their turn.
+    """
+    codec = _whole(settings)
+    if settings.cycle == 1 or (settings.whole_every and version % settings.whole_every == 0):
+        return codec
+    return InTurns(codec, cycle=settings.cycle, turn=version)
+
+
+def taken(settings: Codec, version: int, shape: Shape) -> npt.NDArray[np.bool_] | None:
+    """Which values of a tensor `codec_for(settings, version)` codes; None: all."""
+    codec = codec_for(settings, version)
+    return codec.taken(shape) if isinstance(codec, InTurns) else None
+
+
+def _whole(settings: Codec) -> TensorCodec:
     match settings.name:
         case "fp32":
             return Fp32()

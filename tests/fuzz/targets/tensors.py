@@ -23,6 +23,7 @@ CODECS = (
     Codec(name="int2", block=8), Codec(name="sign", block=16), Codec(name="fp4", block=8),
     *(Codec(name="topk", chunk=16, keep=3, value_bits=bits) for bits in (1, 2, 4, 8)),
     *(Codec(name="dct_topk", chunk=16, keep=3, value_bits=bits) for bits in (1, 2, 4, 8)),
+    Codec(name="int2", block=8, error_feedback=True, cycle=3),
 )  # fmt: skip
 FRAME_BYTES_MAX = 1 << 16
 
@@ -94,7 +95,7 @@ def payload(data: bytes) -> None:
     """The target of payloads: first byte, then the content of the frame."""
     if not data:
         return
-    codec = codec_for(CODECS[data[0] % len(CODECS)])
+    codec = codec_for(CODECS[data[0] % len(CODECS)], 1)
     framed = compress([data[1:]], len(data) - 1)
     found, _ = refused_or(lambda: list(decode_payload([framed], LAYOUT, codec)))
     size = 1 + data[0] // len(CODECS)
@@ -126,5 +127,5 @@ def frame_seeds() -> Iterator[bytes]:
 def payload_seeds() -> Iterator[bytes]:
     """The content of a valid payload of each codec."""
     for number, codec in enumerate(CODECS):
-        coded = encode_payload(tensors().items(), LAYOUT, codec_for(codec))
+        coded = encode_payload(tensors().items(), LAYOUT, codec_for(codec, 1))
         yield bytes([number]) + zstandard.decompress(coded)
