@@ -239,6 +239,10 @@ class GCSStore:
     def _observe(self, response: requests.Response, **_: object) -> None:
         self._answer.headers = response.headers
         self._date.observe_header(response.headers.get("Date"))
+        if response.status_code == requests.codes.requested_range_not_satisfiable:
+            # fake-gcs-server closes the connection unannounced after this answer: the next request on it would now and
+            # then be reset. Nothing of its body is needed.
+            response.raw.close()
 
 
 def _check_crc32c(data: bytes, hashes: str, what: str) -> None:

@@ -86,6 +86,13 @@ def test_an_object_may_be_empty(store: ObjectStore) -> None:
     assert store.get_range("empty", 0, 10) == b""
 
 
+def test_an_empty_object_can_be_read_again_and_again(store: ObjectStore) -> None:
+    """A server may close the connection after it refused a range of nothing."""
+    store.put("empty", b"")
+    for _ in range(300):
+        assert store.get("empty")[0] == b""
+
+
 @pytest.mark.parametrize("size", [9 << 20, 2 * PART_BYTES + 12_345], ids=["one-request", "parts"])
 def test_large_objects(store: ObjectStore, size: int) -> None:
     data = os.urandom(size)
